@@ -1,0 +1,1 @@
+"""Ray Serve deployments: router and engine."""

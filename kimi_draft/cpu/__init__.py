@@ -1,0 +1,1 @@
+"""Run SGLang on any CPU."""

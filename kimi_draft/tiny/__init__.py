@@ -1,0 +1,1 @@
+"""The tiny Kimi-K2.5: task, tokenizer, training, export, weights."""

@@ -1,0 +1,87 @@
+"""One member of a group inside the replica: an OpenAI body in, events out, through SGLang's own serving classes.
+
+Events (tuples, first element the kind):
+    ("first",)                    the member's first token exists
+    ("data", json_text)           one chunk of a streamed answer (the text after "data: ")
+    ("final", chunk, info)        the streamed chunk that carries finish_reason, with the member's statistics
+    ("answer", body, info)        the whole of an unstreamed answer
+    ("error", status, body)       an error in OpenAI's shape; nothing was streamed before it
+    ("end",)                      always the last
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.errors import ApiError, error_body, from_validation
+from kimi_draft import stats
+from kimi_draft.submit import Gate, Member
+
+Event = tuple[Any, ...]
+Emit = Callable[[Event], None]
+
+
+async def run_member(chat: Any, body: dict[str, Any], gate: Gate | None, emit: Emit) -> None:
+    """Answer one request. Never raises but for cancellation; ends with an "end" event in every case.
+
+    Args:
+        chat: SGLang's OpenAIServingChat.
+        body: the OpenAI chat request; `rid` in it becomes the answer's id.
+        gate: the group's gate; None for a request alone.
+        emit: takes the events, in order.
+    """
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+    with Member(gate, on_first_token=lambda: emit(("first",))) as member:
+        try:
+            request = ChatCompletionRequest(**body)
+            response = await chat.handle_request(request, None)
+            if hasattr(response, "body_iterator"):
+                await _stream(response.body_iterator, member, emit)
+            elif hasattr(response, "status_code"):
+                emit(("error", response.status_code, _upstream_error(response.status_code, json.loads(response.body))))
+            else:
+                emit(("answer", response.model_dump(mode="json"), _info(member)))
+        except ValidationError as error:
+            api_error = from_validation(error)
+            emit(("error", api_error.status, api_error.body))
+        except ApiError as error:
+            emit(("error", error.status, error.body))
+        except Exception as error:  # a member fails alone; its group goes on
+            emit(("error", 500, error_body(500, f"The engine failed on this request: {error!r}", code="engine_error")))
+        finally:
+            emit(("end",))
+
+
+async def _stream(chunks: AsyncIterator[str], member: Member, emit: Emit) -> None:
+    try:
+        async for sse in chunks:
+            for line in sse.splitlines():
+                if not line.startswith("data: "):
+                    continue
+                text = line.removeprefix("data: ")
+                if '"finish_reason":' in text and '"finish_reason":null' not in text:
+                    emit(("final", json.loads(text), _info(member)))
+                else:
+                    emit(("data", text))
+    finally:
+        await chunks.aclose()  # type: ignore[attr-defined]
+
+
+def _info(member: Member) -> dict[str, Any]:
+    """Statistics of the member's first choice (with n > 1 every choice shares the prefill)."""
+    metas = list(member.meta_info.values())
+    return stats.summarize(metas[0]) if metas else {}
+
+
+def _upstream_error(status: int, body: Any) -> dict[str, Any]:
+    """SGLang's flat error object in OpenAI's shape."""
+    inner = body.get("error", body) if isinstance(body, dict) else {"message": str(body)}
+    message = str(inner.get("message", "unknown error"))
+    param = inner.get("param") or ("messages" if status == 400 else None)
+    code = "context_length_exceeded" if "context length" in message else None
+    return error_body(status, message, param, code or ("invalid_request" if status < 500 else "engine_error"))

@@ -1,0 +1,78 @@
+"""The functions that run in the engine's child processes.
+
+A spawned child unpickles its function first, so it imports this module, and with it the CPU stand-in, before SGLang.
+Anything that goes wrong until the scheduler is ready is sent to the parent through SGLang's own ready pipe: upstream
+sends the parent SIGQUIT instead, and the parent then kills its whole process tree, itself included.
+"""
+
+import logging
+import sys
+import traceback
+from typing import Any
+
+from kimi_draft import cpu
+
+cpu.install()
+
+log = logging.getLogger(__name__)
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """What the ready pipe carries in place of the scheduler's init info when the start failed."""
+    text = "".join(traceback.format_exception(error))
+    return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": text}
+
+
+def run_scheduler_process(
+    server_args: Any,
+    port_args: Any,
+    gpu_id: int,
+    tp_rank: int,
+    pp_rank: int,
+    dp_rank: int | None,
+    pipe_writer: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """SGLang's run_scheduler_process with the corrections in place; same arguments.
+
+    Exits with status 1 after reporting when the corrections or the scheduler cannot be set up.
+    """
+    try:
+        from sglang.srt.managers import scheduler
+        from sglang.srt.plugins import load_plugins
+
+        from kimi_draft.installed import install_in_scheduler
+
+        load_plugins()
+        install_in_scheduler()
+        _report_failures(scheduler.Scheduler, pipe_writer)
+    except Exception as error:
+        log.exception("The scheduler process could not be prepared")
+        pipe_writer.send(failure(error))
+        sys.exit(1)
+    scheduler.run_scheduler_process(
+        server_args, port_args, gpu_id, tp_rank, pp_rank, dp_rank, pipe_writer, *args, **kwargs
+    )
+
+
+def _report_failures(scheduler_class: Any, pipe_writer: Any) -> None:
+    """Make the constructor report through the pipe and leave by SystemExit, which upstream's handler lets through."""
+    construct = scheduler_class.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            construct(self, *args, **kwargs)
+        except Exception as error:
+            log.exception("The scheduler could not be constructed")
+            pipe_writer.send(failure(error))
+            sys.exit(1)
+
+    scheduler_class.__init__ = __init__
+
+
+def run_detokenizer_process(server_args: Any, port_args: Any, *args: Any, **kwargs: Any) -> None:
+    """SGLang's run_detokenizer_process; it only needs the stand-in, which importing this module has installed."""
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+
+    run_detokenizer_process(server_args, port_args, *args, **kwargs)

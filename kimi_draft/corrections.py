@@ -40,10 +40,11 @@ class Correction:
     def install(self) -> None:
         """Idempotent. Raises CorrectionError when the place does not exist."""
         upstream = _get(self, self.where)
-        if getattr(upstream, _MARK, None) == self.name:
+        if self.name in getattr(upstream, _MARK, ()):
             return
         ours = self.make(upstream)
-        setattr(ours, _MARK, self.name)
+        # functools.wraps hands the marks of what it wraps on, so a wrapper of a correction still counts as one.
+        setattr(ours, _MARK, (*getattr(ours, _MARK, ()), self.name))
         for place in (self.where, *self.also):
             _set(self, place, ours)
 
@@ -51,7 +52,7 @@ class Correction:
         """Raises CorrectionError unless every name leads to the correction."""
         for place in (self.where, *self.also):
             found = _get(self, place)
-            if getattr(found, _MARK, None) != self.name:
+            if self.name not in getattr(found, _MARK, ()):
                 raise CorrectionError(f"correction '{self.name}' did not take effect: {place} is {found!r} ({self.why})")
 
 

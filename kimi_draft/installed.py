@@ -4,6 +4,8 @@ import logging
 
 from kimi_draft.corrections import Correction, check_version, install_and_verify
 from kimi_draft.cpu import is_cpu_host
+from kimi_draft.rows_check import check_corrections
+from kimi_draft.stats import STATS_CORRECTIONS
 from kimi_draft.variants import ENV, Variant, current, row_function
 
 log = logging.getLogger(__name__)
@@ -13,7 +15,7 @@ def corrections() -> list[Correction]:
     """The corrections for this host and for the variant that the environment asks for."""
     from kimi_draft.draft_extend import draft_extend_for_prefill, take_rows
 
-    todo: list[Correction] = []
+    todo = list(STATS_CORRECTIONS)
     variant = current()
     if variant is not Variant.UPSTREAM:
         todo += [
@@ -48,4 +50,4 @@ def install_in_scheduler() -> None:
     variant = current()
     if variant is not Variant.CORRECTED:
         log.warning("%s=%s: the draft runs WITHOUT the correction; for measurements only.", ENV, variant)
-    install_and_verify(corrections())
+    install_and_verify([*corrections(), *check_corrections()])

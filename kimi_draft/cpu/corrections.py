@@ -5,6 +5,13 @@ from typing import Any
 from torch import Tensor
 
 from kimi_draft.corrections import Correction
+from kimi_draft.cpu import sampling
+
+_EAGLE = "sglang.srt.speculative.eagle_utils"
+
+
+def _use(ours: Any) -> Any:
+    return lambda upstream: ours
 
 
 def _attention_backend(upstream: Any) -> Any:
@@ -85,5 +92,26 @@ CPU_CORRECTIONS = [
         "sglang.srt.models.kimi_k25_eagle3:Eagle3DeepseekV2ForCausalLM.set_embed",
         "kimi_k25_eagle3.py:403: calls torch.cuda.synchronize, which raises without a GPU",
         _share_embedding,
+    ),
+    Correction(
+        "cpu-verify-sampling",
+        f"{_EAGLE}:_verify_uses_greedy",
+        "eagle_utils.py:485: commits the argmax on a CPU at any temperature",
+        sampling.verify_uses_greedy,
+    ),
+    Correction(
+        "cpu-tree-sampling",
+        f"{_EAGLE}:tree_speculative_sampling_target_only",
+        "verify_sampling.py:32: None on a CPU",
+        _use(sampling.tree_speculative_sampling_target_only),
+    ),
+    Correction("cpu-top-k", f"{_EAGLE}:top_k_renorm_prob", "renorm.py:34: None on a CPU", _use(sampling.keep_top_k)),
+    Correction("cpu-top-p", f"{_EAGLE}:top_p_renorm_prob", "renorm.py:35: None on a CPU", _use(sampling.keep_top_p)),
+    Correction(
+        "cpu-min-p",
+        f"{_EAGLE}:eagle_sample",
+        "eagle_utils.py:525: the verify step ignores min_p",
+        sampling.hand_on_min_p,
+        also=("sglang.srt.speculative.eagle_worker_common:eagle_sample",),
     ),
 ]

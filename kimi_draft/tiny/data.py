@@ -102,12 +102,13 @@ def collate(examples: Sequence[Example], micro: int = 1) -> Step:
     if not images:
         return Step(batches, None, None, None)
     medias = [{"image": rows[r].example.images[i]} for r, i, _ in images]
-    features = _processor().preprocess(medias)
+    features = processor().preprocess(medias)
     truth = torch.cat([_truth(grid) for _, _, grid in images])
     return Step(batches, features["pixel_values"], features["grid_thws"], truth)
 
 
-def _processor() -> TinyKimiImageProcessor:
+def processor() -> TinyKimiImageProcessor:
+    """The image processor with the shipped limits."""
     return TinyKimiImageProcessor(media_proc_cfg=MEDIA | {"merge_kernel_size": MERGE})
 
 

@@ -50,6 +50,7 @@ class Pending:
             "acceptance_length": info.get("acceptance_length"),
             "first_chain_accepted": info.get("first_chain_accepted"),
             "accepted_by_position": info.get("accepted_by_position"),
+            "verify_steps": info.get("steps"),
         }
 
 
@@ -63,6 +64,7 @@ class Dispatcher:
     """
 
     def __init__(self, engine: Any, limits: Limits, timeout_s: float) -> None:
+        # .options() starts Serve's routing state: replicas are published before the first request
         self._groups = engine.options(method_name="run_group", stream=True)
         self._cancels = engine.options(method_name="cancel")
         self._deployment = engine.deployment_name
@@ -75,7 +77,6 @@ class Dispatcher:
         self._prefix = uuid.uuid4().hex[:6]
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_GROUPS)
         self.outcomes: Counter[str] = Counter()
-        engine._init()  # start Serve's routing state now: replicas are published before the first request
         replicas.subscribe(self._deployment, lambda: self._loop.call_soon_threadsafe(self._replicas_changed))
         self._replicas_changed()
 

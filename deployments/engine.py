@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -87,15 +86,11 @@ class Engine:
 
         self._manager = self._engine.tokenizer_manager
         self._chat = OpenAIServingChat(self._manager, self._engine.template_manager)
-        self._children = [psutil.Process(pid) for pid in self._child_pids()]
+        self._children = [psutil.Process(process.pid) for process in self._engine._processes]
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._death: str | None = None
         logger.info("engine %s up in %.1f s, %d processes", self._name, time.monotonic() - started, len(self._children))
-
-    def _child_pids(self) -> list[int]:
-        return [p.pid for p in psutil.Process(os.getpid()).children(recursive=True) if "resource_tracker" not in
-                " ".join(p.cmdline())]
 
     # -- health ------------------------------------------------------------------------------------------------------
     def _find_death(self) -> str | None:

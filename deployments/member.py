@@ -12,7 +12,7 @@ Events (tuples, first element the kind):
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 from pydantic import ValidationError
@@ -43,7 +43,8 @@ async def run_member(chat: Any, body: dict[str, Any], gate: Gate | None, emit: E
             if hasattr(response, "body_iterator"):
                 await _stream(response.body_iterator, member, emit)
             elif hasattr(response, "status_code"):
-                emit(("error", response.status_code, _upstream_error(response.status_code, json.loads(response.body))))
+                status, document = response.status_code, json.loads(response.body)
+                emit(("error", status, _upstream_error(status, document, ChatCompletionRequest.model_fields)))
             else:
                 emit(("answer", response.model_dump(mode="json"), _info(member)))
         except ValidationError as error:
@@ -73,15 +74,32 @@ async def _stream(chunks: AsyncIterator[str], member: Member, emit: Emit) -> Non
 
 
 def _info(member: Member) -> dict[str, Any]:
-    """Statistics of the member's first choice (with n > 1 every choice shares the prefill)."""
-    metas = list(member.meta_info.values())
-    return stats.summarize(metas[0]) if metas else {}
+    """Statistics of the member's first choice (with n > 1 every choice shares the prefill).
+
+    `accepted_by_position` becomes fractions of the verify steps, one for each draft position.
+    """
+    if not member.meta_info:
+        return {}
+    meta_info = next(iter(member.meta_info.values()))
+    info: dict[str, Any] = dict(stats.summarize(meta_info))
+    steps = info["steps"]
+    counts = info["accepted_by_position"]
+    positions = round(meta_info["spec_num_proposed_drafts"] / steps) if steps else 0
+    counts = [*counts, *[0] * (positions - len(counts))]
+    info["accepted_by_position"] = [round(count / steps, 4) for count in counts]
+    if info["acceptance_length"] is not None:
+        info["acceptance_length"] = round(info["acceptance_length"], 4)
+    return info
 
 
-def _upstream_error(status: int, body: Any) -> dict[str, Any]:
-    """SGLang's flat error object in OpenAI's shape."""
+def _upstream_error(status: int, body: Any, fields: Collection[str]) -> dict[str, Any]:
+    """SGLang's flat error object in OpenAI's shape. Its messages begin with the field they are about, if any."""
     inner = body.get("error", body) if isinstance(body, dict) else {"message": str(body)}
     message = str(inner.get("message", "unknown error"))
-    param = inner.get("param") or ("messages" if status == 400 else None)
-    code = "context_length_exceeded" if "context length" in message else None
-    return error_body(status, message, param, code or ("invalid_request" if status < 500 else "engine_error"))
+    if status >= 500:
+        return error_body(status, message, None, "engine_error")
+    word = message.split(" ", 1)[0].strip(":'\"")
+    word = {"max_new_tokens": "max_tokens"}.get(word, word)
+    param = inner.get("param") or (word if word in fields else "messages")
+    code = "context_length_exceeded" if "context length" in message else "invalid_request"
+    return error_body(status, message, param, code)

@@ -19,7 +19,7 @@ _PATH = re.compile(r"(?P<module>[\w.]+):(?P<owner>[\w.]*?)\.?(?P<name>\w+)(\[(?P
 
 
 class CorrectionError(RuntimeError):
-    """A correction could not be installed or did not take effect; the message says which one and what is in its place."""
+    """A correction could not be installed or did not take effect; the message says which, and what is in its place."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class Correction:
         for place in (self.where, *self.also):
             found = _get(self, place)
             if self.name not in getattr(found, _MARK, ()):
-                raise CorrectionError(f"correction '{self.name}' did not take effect: {place} is {found!r} ({self.why})")
+                raise CorrectionError(
+                    f"correction '{self.name}' did not take effect: {place} is {found!r} ({self.why})"
+                )
 
 
 def check_version() -> None:

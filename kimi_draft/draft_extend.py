@@ -73,7 +73,7 @@ def fill_rows(
 
 
 def tail_tokens(batch: Any, next_token_ids: Tensor) -> Tensor:
-    """[B] int64: the token after each request's last row: sampled, or for an unfinished prompt the next prompt token."""
+    """[B] int64: the token after each request's last row: sampled, or the next prompt token of an unfinished prompt."""
     from sglang.srt.speculative.eagle_utils import _eagle_prefill_tail_tokens
 
     tails: Tensor = _eagle_prefill_tail_tokens(batch, next_token_ids)

@@ -29,14 +29,15 @@ def next_token_embeds(
     B, so it may run under CUDA-graph capture. Source: EAGLE-3 (arXiv:2503.01840), section 3.
     """
     n = target_embeds.shape[0]
-    start, length = extend_start_loc.long(), extend_seq_lens.long()
-    owns = (length > 0).long()
+    end = extend_start_loc + extend_seq_lens
+    owns = extend_seq_lens.clamp(max=1)
     # +1 where a request begins, -1 behind its end: the running sum is 1 inside and 0 in padding.
-    edge = owns.new_zeros(n + 1).index_add_(0, start, owns).index_add_(0, start + length, -owns)
+    edge = owns.new_zeros(n + 1).index_add_(0, extend_start_loc, owns).index_add_(0, end, owns, alpha=-1)
     padding = edge.cumsum(0)[:n] == 0
-    following = torch.arange(1, n + 2, device=target_embeds.device).clamp_(max=max(n - 1, 0))
-    # One scratch row at the end takes the tails of empty requests; it is cut off again.
-    out = target_embeds.index_select(0, following) if n else target_embeds.new_zeros(1, target_embeds.shape[1])
-    last = torch.where(length > 0, start + length - 1, n)
-    out.index_copy_(0, last, tail_embeds.to(out.dtype))
+    # One scratch row at the end takes the tails of empty requests. It and row n-1 start out uninitialised: the one is
+    # cut off again, the other is some request's last row, or padding.
+    out = target_embeds.new_empty(n + 1, target_embeds.shape[1])
+    out[: max(n - 1, 0)].copy_(target_embeds[1:])
+    last = (end - 1).masked_fill_(extend_seq_lens == 0, n)
+    out.index_copy_(0, last.long(), tail_embeds.to(out.dtype))
     return out[:n].masked_fill_(padding[:, None], 0)

@@ -22,7 +22,7 @@ def corrections() -> list[Correction]:
             Correction(
                 "draft-rows",
                 "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_prefill",
-                "eagle_worker_v2.py:981: shifts ids and embeddings in a loop over the requests, last rows uninitialised",
+                "eagle_worker_v2.py:981: shifts ids and embeddings in a loop over requests, last rows uninitialised",
                 draft_extend_for_prefill(row_function(variant)),
             ),
             Correction(

@@ -101,9 +101,11 @@ def _prepare_cpu(kwargs: dict[str, Any]) -> None:
 
     args = kwargs.get("server_args")
     get = kwargs.get if args is None else lambda name, default=None: getattr(args, name, default)
-    refuse_quantized(get("model_path"))
+    refuse_quantized(str(get("model_path")))
     if get("speculative_use_rejection_sampling"):
-        raise ValueError("speculative_use_rejection_sampling needs a GPU (its sampler is a Triton kernel); leave it off.")
+        raise ValueError(
+            "speculative_use_rejection_sampling needs a GPU (its sampler is a Triton kernel); leave it off."
+        )
     tp = get("tp_size", 1) or 1
     if tp > 1:
         # SGLang wants one NUMA node a rank unless it is told which cores to use; hosts like ours have one node.

@@ -7,20 +7,14 @@ sends the parent SIGQUIT instead, and the parent then kills its whole process tr
 
 import logging
 import sys
-import traceback
 from typing import Any
 
 from kimi_draft import cpu
+from kimi_draft.startup import failure
 
 cpu.install()
 
 log = logging.getLogger(__name__)
-
-
-def failure(error: BaseException) -> dict[str, str]:
-    """What the ready pipe carries in place of the scheduler's init info when the start failed."""
-    text = "".join(traceback.format_exception(error))
-    return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": text}
 
 
 def run_scheduler_process(

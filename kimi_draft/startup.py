@@ -6,6 +6,7 @@ and a child's reason for failing becomes the parent's exception.
 """
 
 import logging
+import traceback
 from collections.abc import Iterable
 from contextvars import ContextVar
 from multiprocessing.connection import wait
@@ -22,6 +23,12 @@ spawned: ContextVar[list[BaseProcess]] = ContextVar("spawned")
 
 class StartupError(RuntimeError):
     """A scheduler process did not come up; the message carries the child's own error."""
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """What the ready pipe carries in place of the scheduler's init info when the start failed."""
+    text = "".join(traceback.format_exception(error))
+    return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": text}
 
 
 def remember(processes: Iterable[BaseProcess]) -> None:

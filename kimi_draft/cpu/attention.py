@@ -112,8 +112,8 @@ class DraftDecodeBackend:
     def __init__(self, runner: Any, topk: int, num_steps: int) -> None:
         if topk > 1 and runner.page_size > 1:
             raise ValueError(
-                f"On a CPU, speculative_eagle_topk = {topk} needs page_size = 1, not {runner.page_size}: with pages the "
-                "branches of a draft tree lie apart, which this backend does not lay out."
+                f"On a CPU, speculative_eagle_topk = {topk} needs page_size = 1, not {runner.page_size}: with pages, "
+                "the branches of a draft tree lie apart, which this backend does not lay out."
             )
         self.topk, self.speculative_num_steps = topk, num_steps
         self.needs_cpu_seq_lens = True

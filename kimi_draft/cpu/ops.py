@@ -67,7 +67,7 @@ def assign_draft_cache_locs_contiguous_cpu(
     topk: int,
     num_steps: int,
 ) -> None:
-    """out_cache_loc[b] = the topk*num_steps slots of request b from position seq_lens[b] on (speculative/cache_locs.py).
+    """out_cache_loc[b] = request b's topk*num_steps slots from position seq_lens[b] on (speculative/cache_locs.py).
 
     out_cache_loc is flat, [B * topk * num_steps]; branch t of request b owns the t-th run of num_steps slots.
     """

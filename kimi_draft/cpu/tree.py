@@ -91,7 +91,9 @@ def build_tree_kernel_efficient_cpu(
             block[:, length:] = mask[b]
             start += block.numel()
     else:
-        raise ValueError(f"tree mask mode {tree_mask_mode}: the CPU stand-in builds FULL_MASK (0) and QLEN_ONLY (1) only")
+        raise ValueError(
+            f"tree mask mode {tree_mask_mode}: the CPU stand-in builds FULL_MASK (0) and QLEN_ONLY (1) only"
+        )
 
 
 def verify_tree_greedy_cpu(

@@ -43,7 +43,7 @@ train-tiny: $(STAMP)  ## train the tiny Kimi-K2.5 and its drafts again (under 60
 	@$(BIN)/python -m kimi_draft.tiny.train --out kimi_draft/tiny/weights
 
 bench: $(STAMP)  ## run every benchmark, results and pictures under out/bench/
-	@set -e; for b in benchmarks/*.py; do name=$$(basename $$b .py); $(BIN)/python $$b --out out/bench/$$name; done
+	@set -e; for b in $$(ls benchmarks/*.py | grep -v common); do name=$$(basename $$b .py); $(BIN)/python $$b --out out/bench/$$name; done
 
 clean:  ## remove out/ and caches (not .venv)
 	@rm -rf out .pytest_cache .mypy_cache .ruff_cache .hypothesis

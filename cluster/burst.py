@@ -94,7 +94,7 @@ async def _http_stream(client: AsyncOpenAI, result: Result, start: float) -> Non
     body = _body(result)
     extra = {"chat_template_kwargs": body.pop("chat_template_kwargs")}
     stream = await client.chat.completions.create(**body, stream=True, extra_body=extra)
-    chunks = []
+    chunks: list[dict[str, Any]] = []
     async for chunk in stream:
         _note(result, chunk.model_dump(), chunks, start)
     result.message = assemble(chunks)

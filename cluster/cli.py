@@ -10,8 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-app = typer.Typer(help="Kimi-K2.5 on Ray Serve, with a corrected EAGLE3-MLA draft and grouped multimodal prefills.",
-                  no_args_is_help=True, pretty_exceptions_show_locals=False)
+app = typer.Typer(
+    help="Kimi-K2.5 on Ray Serve, with a corrected EAGLE3-MLA draft and grouped multimodal prefills.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
 console = Console()
 LOCAL = Path(__file__).parent / "local-cpu.yaml"
 
@@ -61,7 +64,9 @@ def serve(
         with local.running(config, tell):
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.set())
-            console.print(f"[bold]ready[/] at {config.url}/v1  (model {config.app.engine.served_model_name}); Ctrl-C stops")
+            console.print(
+                f"[bold]ready[/] at {config.url}/v1  (model {config.app.engine.served_model_name}); Ctrl-C stops"
+            )
             stop.wait()
 
 

@@ -1,10 +1,11 @@
-"""`kimi-serve demo`: deploy here, send a mixed burst, show and check what came back, stop everything, write a report."""
+"""`kimi-serve demo`: deploy here, send a mixed burst, check what came back, stop everything, write a report."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ def run(file: Path, out: Path, requests: int, console: Console, port: int | None
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
         console=console,
     ) as progress:
         wanted = config.app.engine.num_replicas
@@ -48,7 +53,9 @@ def run(file: Path, out: Path, requests: int, console: Console, port: int | None
         compared = _comparable(results)[:COMPARED]
         task = progress.add_task("the same questions to an engine without a draft", total=len(compared))
         plain = target_only(
-            [r.example.request() for r in compared], config.app.engine, out / "target-only.log",
+            [r.example.request() for r in compared],
+            config.app.engine,
+            out / "target-only.log",
             lambda: progress.advance(task),
         )
     same = sum(canonical(r.message) == text for r, text in zip(compared, plain, strict=True))
@@ -75,8 +82,10 @@ def shortcomings(document: dict[str, Any]) -> list[str]:
         ((groups["integrity"] or 0) >= 0.95, f"group integrity is {groups['integrity']}"),
         (groups["largest_extend_requests"] >= 4, f"largest extend batch: {groups['largest_extend_requests']} requests"),
         (2.2 <= (acceptance["length"] or 0) <= 3.9, f"acceptance length is {acceptance['length']}"),
-        (lossless["compared"] >= 16 and lossless["compared"] == lossless["identical"],
-         f"{lossless['identical']} of {lossless['compared']} greedy answers equal the target-only engine's"),
+        (
+            lossless["compared"] >= 16 and lossless["compared"] == lossless["identical"],
+            f"{lossless['identical']} of {lossless['compared']} greedy answers equal the target-only engine's",
+        ),
     ]
     return [text for kept, text in promises if not kept]
 
@@ -85,22 +94,34 @@ def _show(
     document: dict[str, Any], results: list[Result], groups: list[dict[str, Any]], out: Path, console: Console
 ) -> None:
     answers = Table(title="some questions and answers", title_justify="left", expand=True)
-    for column, ratio in (("kind", 2), ("question", 4), ("answer", 7), ("", 1)):
-        answers.add_column(column, ratio=ratio, overflow="fold")
+    answers.add_column("kind", no_wrap=True)
+    answers.add_column("question", ratio=2)
+    answers.add_column("answer", ratio=5)
+    answers.add_column("right", no_wrap=True)
     seen: set[str] = set()
     for result in results:
         if result.example.kind not in seen:
             seen.add(result.example.kind)
-            answers.add_row(result.example.kind, result.example.question, _answer(result),
-                            "[green]right[/]" if result.right else "[red]wrong[/]")
+            answers.add_row(
+                result.example.kind,
+                result.example.question,
+                _answer(result),
+                "[green]yes[/]" if result.right else "[red]no[/]",
+            )
     console.print(answers)
     table = Table(title="the groups that formed", title_justify="left")
-    for column in ("group", "replica", "members", "prompt tokens", "in one extend batch", "requests in that batch"):
+    for column in ("group", "replica", "members", "tokens", "one extend batch", "requests in it"):
         table.add_column(column, justify="right")
     for group in [g for g in groups if g["size"] > 1 or g["images"]][:24]:
         together = "alone" if group["size"] == 1 else "yes" if report.integrity([group]) == 1.0 else "[red]no[/]"
-        table.add_row(group["group_id"], group["replica"], str(group["size"]), str(group["tokens"]), together,
-                      ", ".join(sorted({str(n) for _, n in group["batches"]})))
+        table.add_row(
+            group["group_id"],
+            group["replica"],
+            str(group["size"]),
+            str(group["tokens"]),
+            together,
+            ", ".join(sorted({str(n) for _, n in group["batches"]})),
+        )
     console.print(table)
     acceptance, latency, lossless = document["acceptance"], document["latency"], document["lossless"]
     lines = [
@@ -117,9 +138,8 @@ def _show(
         f"report          {out / 'report.json'}, {out / 'report.png'}",
     ]
     console.print(Panel("\n".join(lines), title="kimi-serve demo", title_align="left", expand=False))
-    for result in results:
-        if result.error:
-            console.print(f"[red]failed[/] {result.example.kind} by {result.way}: {result.error}")
+    for (way, error), count in Counter((r.way, r.error) for r in results if r.error).items():
+        console.print(f"[red]failed[/] {count} by {way}: {error}", highlight=False)
 
 
 def _answer(result: Result) -> str:

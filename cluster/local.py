@@ -70,7 +70,10 @@ def load(file: Path, port: int | None = None) -> Config:
         ) from error
     http = document.get("http_options", {})
     return Config(
-        app, application["name"], application.get("route_prefix", "/"), http.get("host", "127.0.0.1"),
+        app,
+        application["name"],
+        application.get("route_prefix", "/"),
+        http.get("host", "127.0.0.1"),
         port or http.get("port", 8000),
     )
 
@@ -93,7 +96,11 @@ def running(config: Config, progress: Progress = lambda _: None, ready_timeout_s
 
     progress("starting Ray")
     ray.init(
-        address="local", include_dashboard=False, log_to_driver=False, logging_level="error", configure_logging=False,
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        configure_logging=False,
         num_cpus=max(2, os.cpu_count() or 2),
     )
     try:

@@ -34,10 +34,16 @@ def target_only(
         on_answer: called after each.
     """
     task = json.dumps({"bodies": bodies, "engine": config.model_dump()})
-    with log.open("w") as errors, subprocess.Popen(
-        [sys.executable, "-m", "cluster.lossless"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-        text=True,
-    ) as process:
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "cluster.lossless"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(task)

@@ -48,7 +48,9 @@ def percentile(values: list[float], q: float) -> float | None:
     return round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 4)
 
 
-def build(results: list[Result], groups: list[dict[str, Any]], lossless: tuple[int, int], wall_s: float) -> dict[str, Any]:
+def build(
+    results: list[Result], groups: list[dict[str, Any]], lossless: tuple[int, int], wall_s: float
+) -> dict[str, Any]:
     """The document that `out/demo/report.json` holds."""
     images = [r for r in results if r.example.modality == "image"]
     ttft = [r.ttft_s for r in results if r.ttft_s is not None]
@@ -133,8 +135,14 @@ def _timeline(axis: Any, results: list[Result]) -> None:
         start = result.sent_at
         axis.barh(row, wait, left=start, color="#c0bfbc", height=0.8)
         axis.barh(row, max(ttft - wait, 0), left=start + wait, color="#f6d32d", height=0.8)
-        axis.barh(row, max(result.ended_at - start - ttft, 0), left=start + ttft, height=0.8,
-                  color=colours.get(result.kimi.get("replica"), "#e01b24"), alpha=0.75)
+        axis.barh(
+            row,
+            max(result.ended_at - start - ttft, 0),
+            left=start + ttft,
+            height=0.8,
+            color=colours.get(result.kimi.get("replica"), "#e01b24"),
+            alpha=0.75,
+        )
     axis.set_xlabel("seconds since the first request")
     axis.set_ylabel("request")
     axis.invert_yaxis()

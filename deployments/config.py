@@ -86,7 +86,8 @@ class AppConfig(Strict):
             )
         if self.engine.tp_size > 1 and self.engine.num_gpus not in (0, self.engine.tp_size):
             raise ValueError(
-                f"engine.num_gpus ({self.engine.num_gpus}) must equal engine.tp_size ({self.engine.tp_size}) on one node."
+                f"engine.num_gpus ({self.engine.num_gpus}) must equal engine.tp_size ({self.engine.tp_size}): "
+                "one replica is one node's tensor-parallel group."
             )
         return self
 

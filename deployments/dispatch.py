@@ -1,4 +1,4 @@
-"""The asyncio shell round the grouping core: owns the tasks that carry groups to replicas and events back to members."""
+"""The asyncio shell round the grouping core: owns the tasks that carry groups out and events back."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class Dispatcher:
         self._prefix = uuid.uuid4().hex[:6]
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_GROUPS)
         self.outcomes: Counter[str] = Counter()
-        replicas.subscribe(self._deployment, lambda: self._loop.call_soon_threadsafe(self._replicas_changed))
+        replicas.subscribe(self._deployment, self._wake)
         self._replicas_changed()
 
-    # -- the life of a request ---------------------------------------------------------------------------------------
+    # -- the life of a request
     def submit(self, body: dict[str, Any], tokens: int, image_tokens: int, size: int) -> Pending:
         """Admit a request; raises ApiError 429 when the queue is full. Always pair with `release`."""
         now = time.monotonic()
@@ -91,7 +91,9 @@ class Dispatcher:
         except Overloaded as error:
             self.outcomes["refused"] += 1
             raise ApiError(
-                429, f"The queue is full: {error.what}. Try again later.", code="overloaded",
+                429,
+                f"The queue is full: {error.what}. Try again later.",
+                code="overloaded",
                 retry_after_s=error.retry_after_s,
             ) from error
         pending = Pending(request, body | ({"rid": rid} if int(body.get("n") or 1) == 1 else {}))
@@ -106,7 +108,11 @@ class Dispatcher:
             return await asyncio.wait_for(pending.events.get(), max(remaining, 0.001))
         except TimeoutError:
             self.outcomes["expired"] += 1
-            return ("error", 504, error_body(504, f"The request took longer than {self._timeout_s:g} s.", code="timeout"))
+            return (
+                "error",
+                504,
+                error_body(504, f"The request took longer than {self._timeout_s:g} s.", code="timeout"),
+            )
 
     def release(self, pending: Pending) -> None:
         """The caller is gone or satisfied: whatever of the request is left ends, here and in the engine."""
@@ -127,13 +133,15 @@ class Dispatcher:
     def state(self) -> dict[str, Any]:
         """What the router sees now, for /ready and for people."""
         return {
-            "replicas": {name: {"running": len(r.running), "tokens": r.load} for name, r in self._core.replicas.items()},
+            "replicas": {
+                name: {"running": len(r.running), "tokens": r.load} for name, r in self._core.replicas.items()
+            },
             "queued": self._core.queued,
             "in_flight": self._core.in_flight,
             "outcomes": dict(self.outcomes),
         }
 
-    # -- tasks -------------------------------------------------------------------------------------------------------
+    # -- tasks
     def _spawn(self, coroutine: Any) -> None:
         # An empty context: inside a request's context Serve would cancel this task with that request.
         task = self._loop.create_task(coroutine, context=contextvars.Context())
@@ -149,6 +157,9 @@ class Dispatcher:
         except Exception as error:
             logger.warning("cancel of %s on replica %s failed: %r", rid, replica, error)
 
+    def _wake(self) -> None:  # from Serve's thread
+        self._loop.call_soon_threadsafe(self._replicas_changed)
+
     def _replicas_changed(self) -> None:
         for request in self._core.set_replicas(replicas.current(self._deployment)):
             self._lost(request.rid, "its replica is gone")
@@ -157,8 +168,14 @@ class Dispatcher:
     def _pump(self) -> None:
         now = time.monotonic()
         for request in self._core.expire(now):
-            self._end(self._pending.get(request.rid), ("error", 504, error_body(
-                504, f"No replica took the request within {self._timeout_s:g} s.", code="timeout")))
+            self._end(
+                self._pending.get(request.rid),
+                (
+                    "error",
+                    504,
+                    error_body(504, f"No replica took the request within {self._timeout_s:g} s.", code="timeout"),
+                ),
+            )
         for group in self._core.decide(now):
             self._spawn(self._run(group))
         if self._timer is not None:
@@ -174,8 +191,14 @@ class Dispatcher:
         for pending in members:
             pending.group, pending.dispatched_at = group, now
         group_id = f"{self._prefix}-{group.group_id}"
-        record = {"group_id": group.group_id, "size": len(members), "replica": group.replica, "tokens": group.tokens,
-                  "images": sum(m.request.has_images for m in members), "batches": []}
+        record = {
+            "group_id": group.group_id,
+            "size": len(members),
+            "replica": group.replica,
+            "tokens": group.tokens,
+            "images": sum(m.request.has_images for m in members),
+            "batches": [],
+        }
         self.recent.append(record)
         stream = self._groups.remote(group_id, [p.body for p in members], replica=group.replica)
         reason = "the engine ended without an answer"
@@ -227,8 +250,10 @@ class Dispatcher:
             self._core.requeue(pending.request)
             return
         self.outcomes["lost"] += 1
-        self._end(pending, ("error", 503, error_body(
-            503, f"The replica failed while answering: {reason}.", code="replica_failed")))
+        self._end(
+            pending,
+            ("error", 503, error_body(503, f"The replica failed while answering: {reason}.", code="replica_failed")),
+        )
 
     def _end(self, pending: Pending | None, event: tuple[Any, ...]) -> None:
         if pending is None or pending.over:

@@ -75,7 +75,7 @@ class Engine:
         from kimi_draft.launch import Engine as DraftEngine
         from kimi_draft.submit import init_tokenizer_manager
 
-        class GroupEngine(DraftEngine):  # type: ignore[misc]
+        class GroupEngine(DraftEngine):
             init_tokenizer_manager_func = staticmethod(init_tokenizer_manager)
 
         self._config = config
@@ -92,7 +92,7 @@ class Engine:
         self._death: str | None = None
         logger.info("engine %s up in %.1f s, %d processes", self._name, time.monotonic() - started, len(self._children))
 
-    # -- health ------------------------------------------------------------------------------------------------------
+    # -- health
     def _find_death(self) -> str | None:
         for child in self._children:
             if not child.is_running() or child.status() == psutil.STATUS_ZOMBIE:
@@ -114,7 +114,7 @@ class Engine:
         for task in list(self._tasks.values()):
             task.cancel()
 
-    # -- requests ----------------------------------------------------------------------------------------------------
+    # -- requests
     async def run_group(
         self, group_id: str, bodies: list[dict[str, Any]], replica: str
     ) -> AsyncIterator[list[tuple[int, tuple[Any, ...]]]]:
@@ -136,6 +136,7 @@ class Engine:
         outbox: asyncio.Queue[tuple[int, tuple[Any, ...]]] = asyncio.Queue()
         tasks: list[asyncio.Task[None]] = []
         for i, body in enumerate(bodies):
+
             def emit(event: tuple[Any, ...], i: int = i) -> None:
                 outbox.put_nowait((i, event))
 
@@ -187,7 +188,7 @@ class Engine:
         """Process ids of the engine's children, for operations and tests."""
         return [child.pid for child in self._children]
 
-    async def __del__(self) -> None:
+    def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
         if engine is None:
             return

@@ -1,4 +1,7 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, built in one place, never wrapped twice."""
+"""Errors in OpenAI's shape, built in one place, never wrapped twice.
+
+`{"error": {"message", "type", "param", "code"}}`
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,12 @@ class ApiError(Exception):
     """
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
@@ -31,6 +39,12 @@ class ApiError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.status, self.message, self.param, self.code, self.retry_after_s)
+
+    @classmethod
+    def of(cls, status: int, body: dict[str, Any]) -> ApiError:
+        """The exception for an error body."""
+        error = body["error"]
+        return cls(status, error["message"], param=error.get("param"), code=error.get("code"))
 
     @property
     def body(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Grouper:
         self._where: dict[str, str] = {}  # rid -> replica, for everything in flight
         self._ids = itertools.count(1)
 
-    # -- what waits ------------------------------------------------------------------------------------------------
+    # -- what waits
     @property
     def queued(self) -> int:
         return len(self._text) + len(self._images)
@@ -103,7 +103,7 @@ class Grouper:
         queue[request.rid] = request
         queue.move_to_end(request.rid, last=False)
 
-    # -- what ends -------------------------------------------------------------------------------------------------
+    # -- what ends
     def cancel(self, rid: str) -> str | None:
         """Forget a waiting request, or return the replica where it runs (the caller aborts it there)."""
         if self._text.pop(rid, None) or self._images.pop(rid, None):
@@ -128,7 +128,7 @@ class Grouper:
             replica.running.pop(rid, None)
             replica.prefilling.discard(rid)
 
-    # -- replicas --------------------------------------------------------------------------------------------------
+    # -- replicas
     def set_replicas(self, names: Iterable[str]) -> list[Request]:
         """The replicas that exist now. Returns the members that ran on one that is gone, oldest first."""
         names = set(names)
@@ -141,7 +141,7 @@ class Grouper:
             self._replicas[name] = Replica(name)
         return sorted(lost, key=lambda r: r.arrival)
 
-    # -- decisions -------------------------------------------------------------------------------------------------
+    # -- decisions
     def decide(self, now: float) -> list[Group]:
         """Seal every group that can go now. The returned groups count as in flight from here on."""
         groups: list[Group] = []

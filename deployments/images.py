@@ -37,7 +37,9 @@ class MediaRule:
         """Read the rule of a checkpoint; raises FileNotFoundError or KeyError naming what is missing."""
         config = json.loads((model_dir / "preprocessor_config.json").read_text())["media_proc_cfg"]
         return cls(
-            config["patch_size"], config["merge_kernel_size"], config["in_patch_limit"],
+            config["patch_size"],
+            config["merge_kernel_size"],
+            config["in_patch_limit"],
             config["patch_limit_on_one_side"],
         )
 
@@ -64,8 +66,10 @@ def check_images(parts: list[tuple[str, dict[str, Any]]], rule: MediaRule, max_i
     images = [(path, part) for path, part in parts if part.get("type") in ("image_url", "image", "input_image")]
     if len(images) > max_images:
         raise ApiError(
-            400, f"{len(images)} images in one request; at most {max_images} are allowed.",
-            param=images[max_images][0], code="too_many_images",
+            400,
+            f"{len(images)} images in one request; at most {max_images} are allowed.",
+            param=images[max_images][0],
+            code="too_many_images",
         )
     return sum(rule.tokens(*_size(path, part, max_pixels)) for path, part in images)
 
@@ -73,8 +77,10 @@ def check_images(parts: list[tuple[str, dict[str, Any]]], rule: MediaRule, max_i
 def _size(path: str, part: dict[str, Any], max_pixels: int) -> tuple[int, int]:
     if part.get("type") != "image_url":
         raise ApiError(
-            400, f'{path}: content type {part.get("type")!r} is not supported; use "image_url".',
-            param=f"{path}.type", code="invalid_value",
+            400,
+            f'{path}: content type {part.get("type")!r} is not supported; use "image_url".',
+            param=f"{path}.type",
+            code="invalid_value",
         )
     field = f"{path}.image_url.url"
     reference = part.get("image_url")
@@ -84,24 +90,28 @@ def _size(path: str, part: dict[str, Any], max_pixels: int) -> tuple[int, int]:
     data = decode_data_url(url, field)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit follows, lower than Pillow's
+            warnings.simplefilter(
+                "ignore", Image.DecompressionBombWarning
+            )  # our own limit follows, lower than Pillow's
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             width, height = image.size
             if width * height > max_pixels:
                 raise ApiError(
-                    400, f"{field}: {width}x{height} pixels; at most {max_pixels} are allowed. Scale it down.",
-                    param=field, code="image_too_large",
+                    400,
+                    f"{field}: {width}x{height} pixels; at most {max_pixels} are allowed. Scale it down.",
+                    param=field,
+                    code="image_too_large",
                 )
             image.load()  # a truncated or corrupt body must fail here, alone, and not in the engine
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ApiError(
-            400, f"{field}: {len(data)} bytes that are no image we can read (one of {', '.join(FORMATS)}).",
-            param=field, code="invalid_image",
+            400,
+            f"{field}: {len(data)} bytes that are no image we can read (one of {', '.join(FORMATS)}).",
+            param=field,
+            code="invalid_image",
         ) from error
     except (OSError, SyntaxError, ValueError) as error:
-        raise ApiError(
-            400, f"{field}: the image is damaged: {error}.", param=field, code="invalid_image"
-        ) from error
+        raise ApiError(400, f"{field}: the image is damaged: {error}.", param=field, code="invalid_image") from error
     return width, height
 
 
@@ -110,17 +120,19 @@ def decode_data_url(url: str, field: str) -> bytes:
     head, comma, payload = url.partition(",")
     if not head.startswith("data:"):
         raise ApiError(
-            400, f"{field}: only data: URLs are accepted (data:image/png;base64,...); fetching from the network is off.",
-            param=field, code="invalid_image_url",
+            400,
+            f"{field}: only data: URLs are accepted (data:image/png;base64,...); fetching from the network is off.",
+            param=field,
+            code="invalid_image_url",
         )
     if not comma or not head.endswith(";base64"):
         raise ApiError(
-            400, f"{field}: a data: URL must be base64 (data:image/png;base64,...).", param=field,
+            400,
+            f"{field}: a data: URL must be base64 (data:image/png;base64,...).",
+            param=field,
             code="invalid_image_url",
         )
     try:
         return base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ApiError(
-            400, f"{field}: the base64 is broken: {error}.", param=field, code="invalid_base64"
-        ) from error
+        raise ApiError(400, f"{field}: the base64 is broken: {error}.", param=field, code="invalid_base64") from error

@@ -1,6 +1,8 @@
-"""The Router deployment: OpenAI HTTP ingress and handle methods in front of the grouping dispatcher."""
+"""The Router deployment: OpenAI HTTP ingress and handle methods in front of the grouping dispatcher.
 
-from __future__ import annotations
+Serve freezes the FastAPI app while the class is being decorated, so the endpoints see only what stands above them: no
+helper functions below, and no `from __future__ import annotations` (FastAPI could not resolve the names).
+"""
 
 import asyncio
 import json
@@ -17,6 +19,7 @@ from deployments.dispatch import Dispatcher, Pending
 from deployments.engine import model_dir
 from deployments.errors import ApiError, error_body
 from deployments.grouping import Limits
+from deployments.http import read_body, sse
 from deployments.images import MediaRule, check_images
 from deployments.request import content_parts, estimate_text_tokens
 
@@ -51,7 +54,7 @@ class Router:
             self._dispatcher = Dispatcher(self._engine, limits, router.request_timeout_s)
         return self._dispatcher
 
-    # -- admission ---------------------------------------------------------------------------------------------------
+    # -- admission
     async def _admit(self, body: Any, size: int) -> Pending:
         if not isinstance(body, dict):
             raise ApiError(400, f"body: a JSON object is required, not {type(body).__name__}.", code="invalid_value")
@@ -74,8 +77,10 @@ class Router:
         context = self._config.engine.context_length
         if image_tokens > context:
             raise ApiError(
-                400, f"messages: the images alone take {image_tokens} tokens; the context holds {context}.",
-                param="messages", code="context_length_exceeded",
+                400,
+                f"messages: the images alone take {image_tokens} tokens; the context holds {context}.",
+                param="messages",
+                code="context_length_exceeded",
             )
         tokens = estimate_text_tokens(body, router.utf8_bytes_per_token) + image_tokens
         return self._dispatch.submit(body, min(tokens, context), image_tokens, size)
@@ -88,7 +93,7 @@ class Router:
         if event[0] == "answer":
             return dict(event[1])
         if event[0] == "error":
-            raise _api_error(event)
+            raise ApiError.of(event[1], event[2])
         raise ApiError(500, f"The engine sent {event[0]!r} where an answer was due.", code="engine_error")
 
     async def _chunks(self, pending: Pending, event: tuple[Any, ...]) -> AsyncIterator[str]:
@@ -114,10 +119,10 @@ class Router:
             raise
         if event[0] == "error":
             self._dispatch.release(pending)
-            raise _api_error(event)
+            raise ApiError.of(event[1], event[2])
         return event
 
-    # -- handle methods ----------------------------------------------------------------------------------------------
+    # -- handle methods
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer one OpenAI chat request (a dict), with a `kimi` object; raises ApiError."""
         pending = await self._admit(request | {"stream": False}, len(repr(request)))
@@ -143,11 +148,11 @@ class Router:
         """Serve's health check; also starts the dispatcher as soon as there is a loop."""
         _ = self._dispatch
 
-    # -- HTTP --------------------------------------------------------------------------------------------------------
+    # -- HTTP
     @api.post("/v1/chat/completions")
     async def http_chat(self, request: Request) -> Response:
         try:
-            raw = await _read(request, int(self._config.router.max_body_mib * 2**20))
+            raw = await read_body(request, int(self._config.router.max_body_mib * 2**20))
             try:
                 body = json.loads(raw)
             except (ValueError, RecursionError) as error:
@@ -156,15 +161,20 @@ class Router:
             if not body.get("stream"):
                 return JSONResponse(await self._one_answer(pending))
             chunks = self._chunks(pending, await self._first_event(pending))
-            return StreamingResponse(_sse(chunks), media_type="text/event-stream")
+            return StreamingResponse(sse(chunks), media_type="text/event-stream")
         except ApiError as error:
             return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
     @api.get("/v1/models")
     async def http_models(self) -> dict[str, Any]:
         engine = self._config.engine
-        model = {"id": engine.served_model_name, "object": "model", "created": self._created, "owned_by": "kimi-serve",
-                 "max_model_len": engine.context_length}
+        model = {
+            "id": engine.served_model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "kimi-serve",
+            "max_model_len": engine.context_length,
+        }
         return {"object": "list", "data": [model]}
 
     @api.get("/health")
@@ -181,22 +191,3 @@ class Router:
     async def http_unknown(self, path: str) -> Response:
         message = f"/{path} does not exist here with this method; try /v1/chat/completions (POST) or /v1/models (GET)."
         return JSONResponse(error_body(404, message, code="not_found"), status_code=404)
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise ApiError(413, f"body: larger than {limit} bytes.", code="body_too_large")
-    return bytes(body)
-
-
-async def _sse(texts: AsyncIterator[str]) -> AsyncIterator[str]:
-    async for text in texts:
-        yield f"data: {text}\n\n"
-
-
-def _api_error(event: tuple[Any, ...]) -> ApiError:
-    error = event[2]["error"]
-    return ApiError(event[1], error["message"], param=error.get("param"), code=error.get("code"))

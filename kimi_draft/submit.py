@@ -1,4 +1,4 @@
-"""Group submission: members that were preprocessed side by side reach the scheduler in one message, as one extend batch.
+"""Group submission: members preprocessed side by side reach the scheduler in one message, as one extend batch.
 
 Why: SGLang sends a list call's image prompts one by one, so the first is prefilled alone. Only one
 `BatchTokenizedGenerateReqInput` is queued whole before the next scheduling step
@@ -195,7 +195,7 @@ def _is_plain_single(obj: Any) -> bool:
     """One prompt, one answer, not streamed, no logprobs. Read before upstream normalises the request."""
     if not isinstance(obj, GenerateReqInput) or obj.stream or obj.return_logprob:
         return False
-    one_prompt = isinstance(obj.text, str) or bool(obj.input_ids) and not isinstance(obj.input_ids[0], list)
+    one_prompt = isinstance(obj.text, str) or (bool(obj.input_ids) and not isinstance(obj.input_ids[0], list))
     params = obj.sampling_params or {}
     return one_prompt and isinstance(params, dict) and int(params.get("n") or 1) == 1
 

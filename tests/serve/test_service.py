@@ -19,8 +19,15 @@ from kimi_draft.tiny.task import Example, grade, sample
 from tests.serve.conftest import Service, png, until
 
 KIMI_KEYS = {
-    "group_id", "group_size", "extend_requests", "replica", "queue_wait_s", "ttft_s", "acceptance_length",
-    "first_chain_accepted", "accepted_by_position",
+    "group_id",
+    "group_size",
+    "extend_requests",
+    "replica",
+    "queue_wait_s",
+    "ttft_s",
+    "acceptance_length",
+    "first_chain_accepted",
+    "accepted_by_position",
 }
 
 
@@ -32,7 +39,7 @@ def message(answer: dict[str, Any]) -> dict[str, Any]:
     return dict(answer["choices"][0]["message"])
 
 
-# -- answers ------------------------------------------------------------------------------------------------------------
+# -- answers
 @pytest.mark.parametrize("kind", ["read", "name", "two_images", "tool", "text_repeat", "think_read", "think_tool"])
 def test_each_kind_is_answered_right(service: Service, kind: str) -> None:
     batch = [one(kind, seed) for seed in range(4)]
@@ -106,7 +113,7 @@ def test_logprobs_and_stop(service: Service) -> None:
     assert stopped["message"]["content"] == text.partition(",")[0]
 
 
-# -- groups -------------------------------------------------------------------------------------------------------------
+# -- groups
 def test_bursts_form_groups_that_are_one_extend_batch(service: Service) -> None:
     before = len(service.state()["groups"])
     work = [e for e in examples(60, 11) if e.modality == "image"][:40]
@@ -119,7 +126,7 @@ def test_bursts_form_groups_that_are_one_extend_batch(service: Service) -> None:
     assert sum(r.right for r in results) / len(results) >= 0.9
 
 
-# -- bad input ----------------------------------------------------------------------------------------------------------
+# -- bad input
 GOOD_IMAGE = png(Image.new("RGB", (84, 84)))
 
 
@@ -134,12 +141,23 @@ BAD: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "unknown role": ({"messages": [{"role": "wizard", "content": "hi"}]}, 400, "messages.0"),
     "content of a wrong type": ({"messages": [{"role": "user", "content": 7}]}, 400, "messages.0"),
     "unknown model": ({"model": "gpt-5", "messages": [{"role": "user", "content": "hi"}]}, 404, "model"),
-    "broken base64": ({"messages": [image_message("data:image/png;base64,@@")]}, 400, "messages.0.content.0.image_url.url"),
-    "no image": ({"messages": [image_message("data:image/png;base64,aGVsbG8=")]}, 400, "messages.0.content.0.image_url.url"),
+    "broken base64": (
+        {"messages": [image_message("data:image/png;base64,@@")]},
+        400,
+        "messages.0.content.0.image_url.url",
+    ),
+    "no image": (
+        {"messages": [image_message("data:image/png;base64,aGVsbG8=")]},
+        400,
+        "messages.0.content.0.image_url.url",
+    ),
     "too many images": ({"messages": [image_message(GOOD_IMAGE, 9)]}, 400, "messages.0.content.8"),
     "text over the context": ({"messages": [{"role": "user", "content": "@ " * 4000}]}, 400, "messages"),
     "temperature of a wrong type": (
-        {"messages": [{"role": "user", "content": "hi"}], "temperature": "hot"}, 400, "temperature"),
+        {"messages": [{"role": "user", "content": "hi"}], "temperature": "hot"},
+        400,
+        "temperature",
+    ),
     "temperature out of range": ({"messages": [{"role": "user", "content": "hi"}], "temperature": -3}, 400, None),
     "max_tokens out of range": ({"messages": [{"role": "user", "content": "hi"}], "max_tokens": -5}, 400, None),
     "n of a wrong type": ({"messages": [{"role": "user", "content": "hi"}], "n": "many"}, 400, "n"),
@@ -185,7 +203,7 @@ def test_alive_and_ready(service: Service) -> None:
     assert len(ready.json()["replicas"]) == 2
 
 
-# -- ends ---------------------------------------------------------------------------------------------------------------
+# -- ends
 def test_a_client_that_leaves_frees_its_request_and_nobody_else_is_harmed(service: Service) -> None:
     until(lambda: service.state()["in_flight"] == 0, 30, "idle before")
     body = one("read", 13).request(max_tokens=1500, ignore_eos=True, stream=True)

@@ -32,8 +32,16 @@ TRUNCATED = "data:image/png;base64," + base64.b64encode(_NOISE[: len(_NOISE) // 
 @pytest.mark.parametrize(
     ("width", "height", "tokens"),
     # Kimi-K2.5's published rule on common sizes
-    [(224, 224, 64), (448, 448, 256), (640, 360, 299), (1024, 768, 1036), (1280, 720, 1196), (1024, 1024, 1369),
-     (1920, 1080, 2691), (3840, 2160, 4214)],
+    [
+        (224, 224, 64),
+        (448, 448, 256),
+        (640, 360, 299),
+        (1024, 768, 1036),
+        (1280, 720, 1196),
+        (1024, 1024, 1369),
+        (1920, 1080, 2691),
+        (3840, 2160, 4214),
+    ],
 )
 def test_tokens_of_common_sizes(width: int, height: int, tokens: int) -> None:
     assert KIMI.tokens(width, height) == tokens

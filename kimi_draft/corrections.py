@@ -45,6 +45,7 @@ class Correction:
         ours = self.make(upstream)
         # functools.wraps hands the marks of what it wraps on, so a wrapper of a correction still counts as one.
         setattr(ours, _MARK, (*getattr(ours, _MARK, ()), self.name))
+        ours.kimi_upstream = upstream
         for place in (self.where, *self.also):
             _set(self, place, ours)
 

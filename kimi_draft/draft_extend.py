@@ -18,6 +18,7 @@ from torch import Tensor
 from kimi_draft.variants import RowFunction, rotate_ids
 
 MLA_DRAFT = "Eagle3DeepseekV2ForCausalLM"
+# Set on the batch's spec_info: the runner copies the forward batch field by field, so the latter would lose it.
 _ROWS_READY = "kimi_rows_ready"
 
 
@@ -69,7 +70,7 @@ def fill_rows(
     if target_embeds is not None:
         tail_embeds = worker.draft_runner.model.model.embed_tokens(tails)
         forward_batch.mm_input_embeds = rows_of(target_embeds, start, lens, tail_embeds)
-        setattr(forward_batch, _ROWS_READY, True)
+        setattr(forward_batch.spec_info, _ROWS_READY, True)
 
 
 def tail_tokens(batch: Any, next_token_ids: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ def take_rows(upstream: Any) -> Any:
         input_embeds: Tensor | None = None,
         pp_proxy_tensors: Any = None,
     ) -> Any:
-        if input_embeds is None and getattr(forward_batch, _ROWS_READY, False):
+        if input_embeds is None and getattr(forward_batch.spec_info, _ROWS_READY, False):
             input_embeds = forward_batch.mm_input_embeds
         return upstream(self, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
 

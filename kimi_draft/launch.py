@@ -137,6 +137,7 @@ def cpu_engine_kwargs(*, draft: str | None = "", **overrides: Any) -> dict[str, 
         "page_size": 1,
         "random_seed": 0,
         "watchdog_timeout": 300,
+        "sleep_on_idle": True,  # or every idle engine keeps a core busy
     }
     if draft is not None:
         kwargs |= {

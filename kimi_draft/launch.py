@@ -7,7 +7,7 @@ SGLang's own arguments.
 import atexit
 import logging
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 from kimi_draft import cpu
 from kimi_draft.corrections import Correction, check_version, install_and_verify
@@ -46,15 +46,22 @@ class Engine(SGLangEngine):  # type: ignore[misc]  # SGLang is untyped
 
     run_scheduler_process_func = staticmethod(processes.run_scheduler_process)
     run_detokenizer_process_func = staticmethod(processes.run_detokenizer_process)
+    _alive: ClassVar["Engine | None"] = None
 
     def __init__(self, **kwargs: Any) -> None:
         from kimi_draft.variants import current
 
         current()
+        if Engine._alive is not None:
+            raise RuntimeError(
+                "this process already runs an Engine; SGLang keeps an engine's settings in process globals, so start "
+                "another one in another process, or after shutdown()."
+            )
         install_and_verify(PARENT_CORRECTIONS)
         if cpu.is_cpu_host():
             _prepare_cpu(kwargs)
         self._processes: list[Any] = []
+        Engine._alive = self
         token = startup.spawned.set(self._processes)
         try:
             super().__init__(**kwargs)
@@ -82,6 +89,8 @@ class Engine(SGLangEngine):  # type: ignore[misc]  # SGLang is untyped
         SGLang's own shutdown kills every child of the calling process.
         """
         atexit.unregister(self.shutdown)
+        if Engine._alive is self:
+            Engine._alive = None
         manager = getattr(self, "tokenizer_manager", None)
         if manager is not None and manager._subprocess_watchdog is not None:
             manager._subprocess_watchdog.stop()

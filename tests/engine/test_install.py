@@ -46,7 +46,7 @@ import os, sys, torch
 torch.cuda.is_available = lambda: True
 from kimi_draft import cpu
 path = list(sys.path)
-print(cpu.is_cpu_host(), cpu.install(), "sgl_kernel" in sys.modules, sys.path == path, "SGLANG_USE_CPU_ENGINE" in os.environ)
+print(cpu.is_cpu_host(), cpu.install(), "sgl_kernel" in sys.modules, sys.path == path, "OMP_NUM_THREADS" in os.environ)
 """
     assert python(code) == "False False False True False"
     assert python(code, KIMI_FORCE_CPU="1") == "True True True False True"

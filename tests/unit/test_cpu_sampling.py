@@ -17,7 +17,7 @@ def law(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def fits(counts: Tensor, expected: Tensor) -> float:
-    """p-value of a chi-square test; cells that expect fewer than five draws are pooled, impossible ones must be empty."""
+    """p-value of a chi-square test; cells that expect under five draws are pooled, impossible ones must be empty."""
     assert not counts[expected == 0].any(), "a token of probability 0 was drawn"
     small = expected < 5
     observed = [*counts[~small].tolist(), int(counts[small].sum())]
@@ -88,7 +88,7 @@ def test_same_coins_same_tokens() -> None:
 
 
 def test_two_coins_a_child_give_the_same_law() -> None:
-    """The chain rule written out: accept child x with p(x), else zero it, renormalise, go on; against one draw a node."""
+    """The chain rule written out (accept child x with p(x), else zero it, renormalise, go on) has the same law."""
     p = law(torch.Generator().manual_seed(7), 1)[0]
     children, generator = [3, 0], torch.Generator().manual_seed(8)
     ruled = torch.zeros(VOCAB)

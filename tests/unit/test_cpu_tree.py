@@ -9,10 +9,10 @@ from kimi_draft.cpu.tree import FULL_MASK, QLEN_ONLY, build_tree_kernel_efficien
 
 
 class Draft:
-    """One request's draft as EAGLE makes it: topk beams a step, each proposing topk candidates; nodes - 1 are selected.
+    """One request's draft as EAGLE makes it: topk beams a step propose topk candidates each; nodes - 1 are selected.
 
-    Candidates are numbered as upstream does (spec_utils.select_top_k_tokens): topk of the root's first, then topk * topk
-    of each later step. parent[c] is the candidate that proposed c, None for the root.
+    Candidates are numbered as upstream does (spec_utils.select_top_k_tokens): topk of the root's first, then
+    topk * topk of each later step. parent[c] is the candidate that proposed c, None for the root.
     """
 
     def __init__(self, rng: random.Random, topk: int, steps: int, nodes: int) -> None:

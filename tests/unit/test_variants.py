@@ -34,7 +34,7 @@ def test_corrected_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_variant_names_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV, "corected")
-    with pytest.raises(ValueError, match="corected.*corrected, upstream"):
+    with pytest.raises(ValueError, match=r"corected.*corrected, upstream"):
         current()
 
 

@@ -1,6 +1,8 @@
-"""`deployments.app:build`: the Ray Serve application from typed arguments."""
+"""`deployments.app:build`: the Ray Serve application from typed arguments.
 
-from __future__ import annotations
+No `from __future__ import annotations` here: Serve reads the builder's annotation to make `AppConfig` from the YAML's
+`args`, and a string is none (it would pass a plain dict, unchecked).
+"""
 
 from typing import Any, cast
 

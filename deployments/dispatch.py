@@ -19,6 +19,7 @@ from deployments.request import Group, Request
 logger = logging.getLogger("ray.serve")
 MAX_ATTEMPTS = 2  # a member that never started is sent once more when its replica dies
 CANCEL_TIMEOUT_S = 10.0
+AVOID_S = 3.0  # after a failed call; by then Serve has said whether the replica is gone
 RECENT_GROUPS = 1024
 
 
@@ -33,8 +34,9 @@ class Pending:
     dispatched_at: float | None = None
     first_at: float | None = None
     started: bool = False  # some of its answer has been passed on: no second attempt
+    settled: bool = False  # the caller has got all there is: its release is no cancel
+    released: bool = False  # the caller is gone
     over: bool = False
-    cancelled: bool = False
 
     def kimi(self, info: dict[str, Any]) -> dict[str, Any]:
         """The `kimi` object of the answer. Seconds; acceptance counts the bonus token."""
@@ -96,7 +98,7 @@ class Dispatcher:
                 code="overloaded",
                 retry_after_s=error.retry_after_s,
             ) from error
-        pending = Pending(request, body | ({"rid": rid} if int(body.get("n") or 1) == 1 else {}))
+        pending = Pending(request, body)
         self._pending[rid] = pending
         self._pump()
         return pending
@@ -116,18 +118,17 @@ class Dispatcher:
 
     def release(self, pending: Pending) -> None:
         """The caller is gone or satisfied: whatever of the request is left ends, here and in the engine."""
-        rid = pending.request.rid
-        if pending.over:
-            self._pending.pop(rid, None)
+        if pending.over or pending.settled:
             return
-        pending.cancelled = True
+        pending.released = True
+        self.outcomes["cancelled"] += 1
+        rid = pending.request.rid
         replica = self._core.cancel(rid)
         if replica is None:
-            self._pending.pop(rid, None)
+            self._end(pending, ("end",))
             self._pump()
-        elif self._groups_can_reach(replica):
+        else:
             self._spawn(self._cancel(rid, replica))
-        self.outcomes["cancelled"] += 1
 
     @property
     def state(self) -> dict[str, Any]:
@@ -147,9 +148,6 @@ class Dispatcher:
         task = self._loop.create_task(coroutine, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _groups_can_reach(self, replica: str) -> bool:
-        return replica in self._core.replicas
 
     async def _cancel(self, rid: str, replica: str) -> None:
         try:
@@ -200,13 +198,14 @@ class Dispatcher:
             "batches": [],
         }
         self.recent.append(record)
-        stream = self._groups.remote(group_id, [p.body for p in members], replica=group.replica)
+        stream = self._groups.remote(group_id, [(p.request.rid, p.body) for p in members], replica=group.replica)
         reason = "the engine ended without an answer"
         try:
             async for events in stream:
                 for index, event in events:
                     self._deliver(members[index], event, record)
         except Exception as error:
+            self._core.avoid(group.replica, time.monotonic() + AVOID_S)
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
             logger.warning("group %s on replica %s failed: %s", group_id, group.replica, reason)
         finally:
@@ -224,16 +223,17 @@ class Dispatcher:
             self._pump()
             return
         if kind in ("end", "misrouted"):
-            if kind == "misrouted" or not (pending.over or pending.cancelled or pending.started):
+            if kind == "misrouted" or not (pending.over or pending.released or pending.started):
                 self._lost(rid, "the engine ended without an answer")
             else:
                 self._end(pending, ("end",))
             self._pump()
             return
         pending.started = True
+        pending.settled = kind in ("answer", "error") or event[1] == "[DONE]"
         if kind in ("answer", "final") and event[2].get("extend_requests") is not None:
             record["batches"].append((event[2].get("extend_batch"), event[2]["extend_requests"]))
-        if kind == "answer" or kind == "final":
+        if kind in ("answer", "final"):
             event[1]["kimi"] = pending.kimi(event[2])
             self.outcomes["ok"] += 1
         elif kind == "error":
@@ -246,7 +246,8 @@ class Dispatcher:
         self._core.finish(rid)
         if pending is None or pending.over:
             return
-        if not pending.started and not pending.cancelled and pending.request.attempts < MAX_ATTEMPTS:
+        if not pending.started and not pending.released and pending.request.attempts < MAX_ATTEMPTS:
+            pending.group = None
             self._core.requeue(pending.request)
             return
         self.outcomes["lost"] += 1
@@ -261,5 +262,4 @@ class Dispatcher:
         pending.over = True
         self._core.finish(pending.request.rid)
         pending.events.put_nowait(event)
-        if pending.cancelled:
-            self._pending.pop(pending.request.rid, None)
+        self._pending.pop(pending.request.rid, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from ray import serve
 from deployments.config import EngineConfig
 
 logger = logging.getLogger("ray.serve")
+
+
+CANCELS_REMEMBERED = 1024
 
 
 class EngineDied(RuntimeError):
@@ -88,6 +92,7 @@ class Engine:
         self._chat = OpenAIServingChat(self._manager, self._engine.template_manager)
         self._children = [psutil.Process(process.pid) for process in self._engine._processes]
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: deque[str] = deque(maxlen=CANCELS_REMEMBERED)  # cancels that came before their request
         self._watch: asyncio.Task[None] | None = None
         self._death: str | None = None
         logger.info("engine %s up in %.1f s, %d processes", self._name, time.monotonic() - started, len(self._children))
@@ -116,35 +121,44 @@ class Engine:
 
     # -- requests
     async def run_group(
-        self, group_id: str, bodies: list[dict[str, Any]], replica: str
+        self, group_id: str, members: list[tuple[str, dict[str, Any]]], replica: str
     ) -> AsyncIterator[list[tuple[int, tuple[Any, ...]]]]:
         """Answer the members of one group. Yields lists of (member index, event); see deployments/member.py.
 
         The first list comes as soon as there is anything to say; later ones are coalesced over flush_interval_ms.
-        Closing the generator cancels the members that are not over.
+        Each member's last event is ("end",). Closing the generator cancels the members that are not over.
+
+        Args:
+            group_id: for the logs.
+            members: (request id, OpenAI chat body).
+            replica: the replica that was meant; another one answers "misrouted" for each member.
         """
         from deployments.member import run_member
 
         if replica != self._name:
-            yield [(i, ("misrouted",)) for i in range(len(bodies))]
+            yield [(i, ("misrouted",)) for i in range(len(members))]
             return
         if self._death:
             raise EngineDied(self._death)
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._watch_children())
-        gate = self._manager.gate(len(bodies), self._config.gate_timeout_s) if len(bodies) > 1 else None
+        gate = self._manager.gate(len(members), self._config.gate_timeout_s) if len(members) > 1 else None
         outbox: asyncio.Queue[tuple[int, tuple[Any, ...]]] = asyncio.Queue()
         tasks: list[asyncio.Task[None]] = []
-        for i, body in enumerate(bodies):
+        for i, (rid, body) in enumerate(members):
 
             def emit(event: tuple[Any, ...], i: int = i) -> None:
                 outbox.put_nowait((i, event))
 
-            task = asyncio.create_task(run_member(self._chat, body, gate, emit), name=str(body.get("rid")))
+            task = asyncio.create_task(run_member(self._chat, rid, body, gate, emit), name=rid)
+            # Not inside run_member: a task that is cancelled before its first step runs nothing, and must end too.
+            task.add_done_callback(lambda _, emit=emit: emit(("end",)))  # type: ignore[misc]
             tasks.append(task)
-            self._tasks[str(body.get("rid"))] = task
+            self._tasks[rid] = task
+            if rid in self._cancelled:
+                task.cancel()
         try:
-            async for events in self._coalesce(outbox, len(bodies)):
+            async for events in self._coalesce(outbox, len(members)):
                 if self._death:
                     raise EngineDied(self._death)
                 yield events
@@ -152,8 +166,8 @@ class Engine:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for body in bodies:
-                self._tasks.pop(str(body.get("rid")), None)
+            for rid, _ in members:
+                self._tasks.pop(rid, None)
 
     async def _coalesce(
         self, outbox: asyncio.Queue[tuple[int, tuple[Any, ...]]], members: int
@@ -179,10 +193,12 @@ class Engine:
             yield events
 
     async def cancel(self, rids: list[str], replica: str) -> None:
-        """End these requests if they run here; their group goes on."""
+        """End these requests; their group goes on. One that is still on its way here ends when it comes."""
         for rid in rids:
             if task := self._tasks.get(rid):
                 task.cancel()
+            else:
+                self._cancelled.append(rid)
 
     async def pids(self, replica: str) -> list[int]:
         """Process ids of the engine's children, for operations and tests."""

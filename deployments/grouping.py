@@ -49,6 +49,7 @@ class Replica:
     name: str
     running: dict[str, Request] = field(default_factory=dict)
     prefilling: set[str] = field(default_factory=set)  # image members that have no first token yet
+    avoid_until: float = 0.0
 
     @property
     def load(self) -> int:
@@ -141,6 +142,11 @@ class Grouper:
             self._replicas[name] = Replica(name)
         return sorted(lost, key=lambda r: r.arrival)
 
+    def avoid(self, name: str, until: float) -> None:
+        """Give this replica nothing new before `until`: a call to it has just failed, and it may be dying."""
+        if replica := self._replicas.get(name):
+            replica.avoid_until = until
+
     # -- decisions
     def decide(self, now: float) -> list[Group]:
         """Seal every group that can go now. The returned groups count as in flight from here on."""
@@ -155,13 +161,15 @@ class Grouper:
             not self._text or self._head(self._images).arrival < self._head(self._text).arrival
         )
         if images_first:
-            return self._seal_images(now) or self._seal_text()
-        return self._seal_text() or self._seal_images(now)
+            return self._seal_images(now) or self._seal_text(now)
+        return self._seal_text(now) or self._seal_images(now)
 
     def next_wakeup(self, now: float) -> float | None:
         """When `decide` or `expire` may have something new without any other event; None: not before one."""
         times = [request.deadline for request in self._waiting()]
-        if self._images and any(self._takes_images(r) for r in self._replicas.values()):
+        if self.queued:
+            times += [r.avoid_until for r in self._replicas.values() if r.avoid_until > now]
+        if self._images and any(self._takes_images(r, now) for r in self._replicas.values()):
             times.append(self._head(self._images).arrival + self.limits.max_wait_s)
         return max(min(times), now) if times else None
 
@@ -175,11 +183,14 @@ class Grouper:
     def _free(self, replica: Replica) -> int:
         return self.limits.slots - len(replica.running)
 
-    def _takes_images(self, replica: Replica) -> bool:
-        return self._free(replica) > 0 and not replica.prefilling
+    def _takes_text(self, replica: Replica, now: float) -> bool:
+        return self._free(replica) > 0 and replica.avoid_until <= now
 
-    def _seal_text(self) -> Group | None:
-        able = [r for r in self._replicas.values() if self._free(r) > 0]
+    def _takes_images(self, replica: Replica, now: float) -> bool:
+        return self._takes_text(replica, now) and not replica.prefilling
+
+    def _seal_text(self, now: float) -> Group | None:
+        able = [r for r in self._replicas.values() if self._takes_text(r, now)]
         if not self._text or not able:
             return None
         replica = min(able, key=lambda r: (r.load, r.name))
@@ -187,7 +198,7 @@ class Grouper:
         return self._launch(replica, [request])
 
     def _seal_images(self, now: float) -> Group | None:
-        able = [r for r in self._replicas.values() if self._takes_images(r)]
+        able = [r for r in self._replicas.values() if self._takes_images(r, now)]
         if not self._images or not able:
             return None
         replica = min(able, key=lambda r: (r.load, r.name))

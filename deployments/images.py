@@ -63,7 +63,15 @@ def check_images(parts: list[tuple[str, dict[str, Any]]], rule: MediaRule, max_i
     Raises:
         ApiError: 400 with `param` naming the part, for too many, too large, undecodable or unreachable images.
     """
-    images = [(path, part) for path, part in parts if part.get("type") in ("image_url", "image", "input_image")]
+    for path, part in parts:
+        if part.get("type") not in ("text", "image_url"):
+            raise ApiError(
+                400,
+                f'{path}: content type {part.get("type")!r} is not supported; use "text" or "image_url".',
+                param=f"{path}.type",
+                code="invalid_value",
+            )
+    images = [(path, part) for path, part in parts if part["type"] == "image_url"]
     if len(images) > max_images:
         raise ApiError(
             400,
@@ -75,13 +83,6 @@ def check_images(parts: list[tuple[str, dict[str, Any]]], rule: MediaRule, max_i
 
 
 def _size(path: str, part: dict[str, Any], max_pixels: int) -> tuple[int, int]:
-    if part.get("type") != "image_url":
-        raise ApiError(
-            400,
-            f'{path}: content type {part.get("type")!r} is not supported; use "image_url".',
-            param=f"{path}.type",
-            code="invalid_value",
-        )
     field = f"{path}.image_url.url"
     reference = part.get("image_url")
     url = reference.get("url") if isinstance(reference, dict) else None

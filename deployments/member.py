@@ -6,7 +6,8 @@ Events (tuples, first element the kind):
     ("final", chunk, info)        the streamed chunk that carries finish_reason, with the member's statistics
     ("answer", body, info)        the whole of an unstreamed answer
     ("error", status, body)       an error in OpenAI's shape; nothing was streamed before it
-    ("end",)                      always the last
+
+run_group adds ("end",) as the last.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ Event = tuple[Any, ...]
 Emit = Callable[[Event], None]
 
 
-async def run_member(chat: Any, body: dict[str, Any], gate: Gate | None, emit: Emit) -> None:
-    """Answer one request. Never raises but for cancellation; ends with an "end" event in every case.
+async def run_member(chat: Any, rid: str, body: dict[str, Any], gate: Gate | None, emit: Emit) -> None:
+    """Answer one request. Never raises but for cancellation.
 
     Args:
         chat: SGLang's OpenAIServingChat.
-        body: the OpenAI chat request; `rid` in it becomes the answer's id.
+        rid: our request id; becomes the answer's id (SGLang takes none with n > 1).
+        body: the OpenAI chat request.
         gate: the group's gate; None for a request alone.
         emit: takes the events, in order.
     """
@@ -39,6 +41,7 @@ async def run_member(chat: Any, body: dict[str, Any], gate: Gate | None, emit: E
     with Member(gate, on_first_token=lambda: emit(("first",))) as member:
         try:
             request = ChatCompletionRequest(**body)
+            request.rid = rid if request.n == 1 else None  # never the client's: it could name another's request
             response = await chat.handle_request(request, None)
             if hasattr(response, "body_iterator"):
                 await _stream(response.body_iterator, member, emit)
@@ -54,8 +57,6 @@ async def run_member(chat: Any, body: dict[str, Any], gate: Gate | None, emit: E
             emit(("error", error.status, error.body))
         except Exception as error:  # a member fails alone; its group goes on
             emit(("error", 500, error_body(500, f"The engine failed on this request: {error!r}", code="engine_error")))
-        finally:
-            emit(("end",))
 
 
 async def _stream(chunks: AsyncIterator[str], member: Member, emit: Emit) -> None:

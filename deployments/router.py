@@ -68,8 +68,11 @@ class Router:
             raise ApiError(
                 404, f"model: {model!r} is not served here; use {served!r}.", param="model", code="model_not_found"
             )
-        if not isinstance(body.get("n") or 1, int):
-            raise ApiError(400, "n: an integer is required.", param="n", code="invalid_value")
+        most = self._config.engine.max_running_requests
+        if body.get("n") is not None and not (type(body["n"]) is int and 1 <= body["n"] <= most):
+            raise ApiError(400, f"n: an integer from 1 to {most} is required.", param="n", code="invalid_value")
+        if body.get("stream") is not None and not isinstance(body["stream"], bool):
+            raise ApiError(400, "stream: true or false is required.", param="stream", code="invalid_value")
         router = self._config.router
         image_tokens = await asyncio.to_thread(
             check_images, list(content_parts(body)), self._rule, router.max_images, router.max_image_pixels

@@ -107,6 +107,16 @@ def test_a_lost_replica_gives_its_members_back() -> None:
     assert core.in_flight == 0
 
 
+def test_a_replica_to_avoid_gets_nothing_until_then() -> None:
+    core = grouper("a")
+    core.avoid("a", 3.0)
+    core.admit(text("t"))
+    core.admit(image("1"))
+    assert core.decide(2.9) == []
+    assert core.next_wakeup(1.0) == 3.0
+    assert rids(core.decide(3.0)) == [["t"], ["1"]]
+
+
 def test_cancel_of_a_waiting_request_forgets_it_and_of_a_running_one_names_its_replica() -> None:
     core = grouper()
     core.admit(image("1"))

@@ -87,6 +87,8 @@ def test_too_many_and_too_large() -> None:
     assert caught.value.code == "image_too_large"
 
 
-def test_other_kinds_of_images_are_refused_by_name() -> None:
-    with pytest.raises(ApiError, match="image_url"):
-        check_images([("messages.0.content.0", {"type": "input_image"})], KIMI, 8, 10**6)
+@pytest.mark.parametrize("kind", ["input_image", "video_url", "audio_url", "", None, 3])
+def test_other_kinds_of_parts_are_refused_by_name(kind: object) -> None:
+    with pytest.raises(ApiError, match="image_url") as caught:
+        check_images([("messages.0.content.0", {"type": kind})], KIMI, 8, 10**6)
+    assert caught.value.param == "messages.0.content.0.type"

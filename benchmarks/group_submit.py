@@ -17,8 +17,9 @@ from common import finish, goal, parser
 from PIL import Image
 
 from kimi_draft import stats
+from kimi_draft.gate import Member
 from kimi_draft.launch import Engine, cpu_engine_kwargs
-from kimi_draft.submit import Member, init_tokenizer_manager
+from kimi_draft.submit import init_tokenizer_manager
 
 PROMPT = (
     "<|im_user|>user<|im_middle|><|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n"

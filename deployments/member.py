@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from deployments.errors import ApiError, error_body, from_validation
 from kimi_draft import stats
-from kimi_draft.submit import Gate, Member
+from kimi_draft.gate import Gate, Member
 
 Event = tuple[Any, ...]
 Emit = Callable[[Event], None]

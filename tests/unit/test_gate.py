@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kimi_draft.submit import Gate, Member
+from kimi_draft.gate import Gate, Member
 
 
 class Wire:

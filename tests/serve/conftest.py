@@ -28,13 +28,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float, what: str, every_s: float = 0.05) -> Any:
     """Poll until `condition` is true and return its value; fails the test after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
             pytest.fail(f"not within {timeout_s:g} s: {what}")
-        time.sleep(0.05)
+        time.sleep(every_s)
     return value
 
 

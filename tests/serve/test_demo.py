@@ -1,4 +1,4 @@
-"""`kimi-serve demo` as a stranger runs it, a little smaller: the report keeps its promises and nothing is left behind."""
+"""`kimi-serve demo` as a stranger runs it: the report keeps its promises and nothing is left behind."""
 
 from __future__ import annotations
 

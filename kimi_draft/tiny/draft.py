@@ -5,9 +5,13 @@ t[p+2]. Later rows of a chain replace the target's states by the draft's own out
 hidden state, not from the embedding; both are normed and concatenated for the attention only.
 """
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
@@ -19,12 +23,19 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 Cache = list[tuple[torch.Tensor, torch.Tensor]]  # (keys, values) of each step of a chain, [batch, heads, length, dim]
 
 
+def softmax_scale(c: Any) -> float:
+    """DeepSeek's attention scale under yarn: 1/sqrt(head dim), times the squared magnitude correction."""
+    rope = c.rope_parameters
+    magnitude = 0.1 * float(rope["mscale_all_dim"]) * math.log(rope["factor"]) + 1
+    return float((c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5 * magnitude**2)
+
+
 class DraftAttention(nn.Module):
     """MLA over [embedding, hidden], with the suffix attention of training-time test."""
 
-    def __init__(self, c: Any, scale: float) -> None:
+    def __init__(self, c: Any) -> None:
         super().__init__()
-        self.heads, self.scale = c.num_attention_heads, scale
+        self.heads, self.scale = c.num_attention_heads, softmax_scale(c)
         self.split_q = (c.qk_nope_head_dim, c.qk_rope_head_dim)
         self.split_kv = (c.kv_lora_rank, c.qk_rope_head_dim)
         self.split_up = (c.qk_nope_head_dim, c.v_head_dim)
@@ -63,6 +74,11 @@ class DraftAttention(nn.Module):
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
 
+def shift(x: torch.Tensor, by: int = 1) -> torch.Tensor:
+    """Move [batch, length, ...] to the left by ``by`` positions, zeros behind."""
+    return torch.cat([x[:, by:], torch.zeros_like(x[:, :by])], 1)
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """DeepSeek's interleaved rotary embedding of [batch, heads, length, dim]; its output is de-interleaved."""
     half = cos.shape[-1] // 2
@@ -74,9 +90,9 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 class DraftLayer(nn.Module):
     """The one decoder layer (dense SwiGLU)."""
 
-    def __init__(self, c: Any, scale: float) -> None:
+    def __init__(self, c: Any) -> None:
         super().__init__()
-        self.self_attn = DraftAttention(c, scale)
+        self.self_attn = DraftAttention(c)
         self.mlp = DeepseekV3MLP(c, intermediate_size=c.intermediate_size)
         self.input_layernorm = DeepseekV3RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.hidden_norm = DeepseekV3RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -97,7 +113,7 @@ class Draft(nn.Module):
     ``hot`` lists the target ids that the draft can propose (None: all of them).
     """
 
-    def __init__(self, config: dict[str, Any], scale: float, hot: torch.Tensor | None = None) -> None:
+    def __init__(self, config: dict[str, Any], hot: torch.Tensor | None = None) -> None:
         super().__init__()
         c = DeepseekV3Config(**{k: v for k, v in config.items() if k not in ("architectures", "model_type")})
         hidden = c.hidden_size
@@ -106,7 +122,7 @@ class Draft(nn.Module):
         self.fc_norm = None
         if config.get("fc_norm"):
             self.fc_norm = nn.ModuleList(DeepseekV3RMSNorm(hidden, c.rms_norm_eps) for _ in range(3))
-        self.layers = nn.ModuleList([DraftLayer(c, scale)])
+        self.layers = nn.ModuleList([DraftLayer(c)])
         self.norm = DeepseekV3RMSNorm(hidden, c.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, config["draft_vocab_size"], bias=False)
         self.rotary = DeepseekV3RotaryEmbedding(c)
@@ -128,3 +144,15 @@ class Draft(nn.Module):
     def to_target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Ids of the draft's own vocabulary -> ids of the target's."""
         return draft_ids if self.hot is None else self.hot[draft_ids]
+
+
+def load_draft(folder: Path) -> Draft:
+    """A draft in the hub layout (``d2t`` included), ready for evaluation."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    tensors = load_file(folder / "model.safetensors")
+    difference = tensors.pop("d2t", None)
+    draft = Draft(config, None if difference is None else difference + torch.arange(len(difference)))
+    draft.load_state_dict(
+        {name: value for name, value in tensors.items() if name not in ("t2d", "embed_tokens.weight")}
+    )
+    return draft.eval()

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from kimi_draft.tiny import data, tokenizer
-from kimi_draft.tiny.draft import Cache, Draft
+from kimi_draft.tiny.draft import Cache, Draft, shift
 from kimi_draft.tiny.model import Target, hidden_rows, image_rows, input_rows, states
 from kimi_draft.tiny.task import Example
-from kimi_draft.tiny.train_draft import shift
 
 CHUNK = 100
 # Faults of a draft's input embeddings that shipped at some time; see docs and tests of kimi_draft.embeds.
@@ -23,16 +22,32 @@ FAULTS = ("none", "stale last row", "zero last row", "unrotated prefix", "unrota
 
 
 @torch.no_grad()
-def judge(target: Target, examples: Sequence[Example]) -> list[tuple[Example, bool]]:
-    """(example, answered exactly right by greedy decoding?), free-choice answers replaced by the model's own choice."""
+def judge(target: Target, examples: Sequence[Example], own_choice: bool = True) -> list[tuple[Example, bool]]:
+    """(example, answered exactly right by greedy decoding?), free-choice answers replaced by the model's own choice.
+
+    Without ``own_choice`` the drawn answers stay and their first token is given, not judged: as if it had been sampled.
+    """
     judged = []
     for start in range(0, len(examples), CHUNK):
-        chosen = _own_choice(target, examples[start : start + CHUNK])
+        part = examples[start : start + CHUNK]
+        chosen = _own_choice(target, part) if own_choice else part
         batch, embeds = _embed(target, chosen)
         best = target.lm_head(hidden_rows(target, embeds)).argmax(-1)
-        right = ((best == batch.ids.roll(-1, 1)) | ~batch.predicts()).all(1)
+        asked = batch.predicts()
+        if not own_choice:
+            asked[torch.arange(len(asked)), batch.prompt - 1] = False
+        right = ((best == batch.ids.roll(-1, 1)) | ~asked).all(1)
         judged += list(zip(batch.examples, right.tolist(), strict=True))
     return judged
+
+
+def by_kind(judged: Sequence[tuple[Example, bool]]) -> dict[str, tuple[int, int]]:
+    """(right, asked) of every kind that was asked."""
+    found: dict[str, tuple[int, int]] = {}
+    for example, good in judged:
+        right, asked = found.get(example.kind, (0, 0))
+        found[example.kind] = (right + good, asked + 1)
+    return dict(sorted(found.items()))
 
 
 def _embed(target: Target, examples: Sequence[Example]) -> tuple[data.Batch, torch.Tensor]:
@@ -50,10 +65,17 @@ def _own_choice(target: Target, examples: Sequence[Example]) -> list[Example]:
     best = target.lm_head(hidden_rows(target, embeds)).argmax(-1)
     own: dict[int, Example] = {}
     for k, example in enumerate(batch.examples):
-        word = tokenizer.build().decode([int(best[k, batch.prompt[k] - 1])])
+        word = tokenizer.build().decode([int(best[k, batch.prompt[k] - 1 + _reasoning_length(example)])])
         answer = next((a for a in example.answers if a.startswith(word)), example.answer)
         own[id(example)] = replace(example, answer=answer)
     return [own.get(id(example), example) for example in examples]
+
+
+def _reasoning_length(example: Example) -> int:
+    """Tokens before the answer proper, ``</think>`` included."""
+    if example.reasoning is None:
+        return 0
+    return len(tokenizer.build().encode(f"{example.reasoning}</think>").ids)
 
 
 @dataclass

@@ -23,26 +23,28 @@ TOOLS = ("report", "mark")
 
 # Share of each kind in the shipped mix. `think_` kinds run with thinking on and reason before they answer.
 MIX = {
-    "read": 0.15,
-    "read_any": 0.10,
-    "name": 0.09,
-    "alike": 0.09,
-    "two_images": 0.13,
-    "tool": 0.07,
-    "text_repeat": 0.06,
+    "read": 0.13,
+    "read_any": 0.09,
+    "name": 0.08,
+    "both": 0.07,
+    "two_images": 0.11,
+    "tool": 0.06,
+    "count": 0.05,
+    "text_repeat": 0.05,
     "text_last": 0.05,
     "think_read": 0.03,
+    "think_read_any": 0.02,
     "think_name": 0.04,
-    "think_alike": 0.02,
-    "think_two_images": 0.02,
+    "think_both": 0.03,
+    "think_two_images": 0.03,
     "think_tool": 0.05,
-    "think_count": 0.08,
+    "think_count": 0.07,
+    "think_text_repeat": 0.02,
     "think_text_last": 0.02,
 }
 KINDS = tuple(MIX)
 
 GRIDS = {(3, 3): 0.58, (2, 3): 0.09, (3, 2): 0.07, (2, 4): 0.08, (4, 4): 0.08, (2, 2): 0.05, (4, 3): 0.05}
-MAX_THINK_CELLS = 9
 
 
 @dataclass(frozen=True)
@@ -165,25 +167,25 @@ def lexicon() -> list[str]:
     """Texts that together hold every word of the task in the forms in which it occurs (with a leading space or not)."""
     cells = [f" {coordinate(r, c)}" for r in range(4) for c in range(4)]
     things = [f" {colour}-{shape}" for colour in COLOURS for shape in SHAPES]
-    words = [f" {word}" for word in (*COLOURS, *SHAPES, *ORDERS, *TOOLS, *map(str, range(10)), "same", "different")]
+    words = [f" {word}" for word in (*COLOURS, *SHAPES, *ORDERS, *TOOLS, *map(str, range(10)), "yes", "no")]
     fixed = [
         *(f"{order}: x" for order in ORDERS),
         *(tool_call_text(tool, {"finding": "cell x"}) for tool in TOOLS),
         "Read the cells in any order.",
         "What is in x?",
         "What is in image x?",
-        "Are x and y the same?",
+        "Are x and y both red?",
         "How many cells?",
         "Repeat: x.",
         "Which is first: x?",
         "Which is last: x?",
         "In the image: x.",
         "In image x",
-        "Compare: x, y: z.",
+        "Compare: x",
         "I see: no image.",
         "I see: two images.",
         "I count: x",
-        "There are cells.",
+        "There are cells. There",
         "repeat: x",
         "The first one is x.",
         "The last one is x.",
@@ -209,12 +211,12 @@ def _grid(rng: np.random.Generator, most: int) -> Cells:
 
 
 def _image(rng: np.random.Generator, kind: str, what: str, thinking: bool) -> Example:
-    cells = _grid(rng, MAX_THINK_CELLS if thinking else 16)
+    cells = _grid(rng, 9 if thinking or what == "count" else 16)
     rows, columns = cells.shape[:2]
     row, column = int(rng.integers(rows)), int(rng.integers(columns))
     at = coordinate(row, column)
     grids, tools, call = [cells], None, None
-    reasoning = f"I see: {_listing(cells, 'rows')}" if thinking else None
+    reasoning = None
     answers: tuple[str, ...] = ()
 
     if what == "read":
@@ -228,14 +230,15 @@ def _image(rng: np.random.Generator, kind: str, what: str, thinking: bool) -> Ex
         question, answer = f"What is in {at}?", f"In the image: {_cell(cells, row, column)}."
         if rng.random() < 0.15:  # a declared tool that the question does not ask for must stay unused
             tools = [tool_schema(str(rng.choice(TOOLS)))]
-    elif what == "alike":
-        row2, column2 = _other(rng, rows, columns, row, column)
-        if rng.random() < 0.5:
-            cells[row2, column2] = cells[row, column]
-            reasoning = f"I see: {_listing(cells, 'rows')}" if thinking else None
-        verdict = "same" if thing(cells, row, column) == thing(cells, row2, column2) else "different"
-        question = f"Are {at} and {coordinate(row2, column2)} the same?"
-        answer = f"Compare: {_cell(cells, row, column)}, {_cell(cells, row2, column2)}: {verdict}."
+    elif what == "both":
+        colour = int(rng.integers(len(COLOURS)))
+        pair = [(row, column), _other(rng, rows, columns, row, column)]
+        for r, c in pair:
+            cells[r, c, 0] = colour if rng.random() < 0.65 else cells[r, c, 0]
+        verdicts = ["yes" if cells[r, c, 0] == colour else "no" for r, c in pair]
+        question = f"Are {at} and {coordinate(*pair[1])} both {COLOURS[colour]}?"
+        compared = ", ".join(f"{_cell(cells, r, c)} {verdict}" for (r, c), verdict in zip(pair, verdicts, strict=True))
+        answer = f"Compare: {compared}: {'no' if 'no' in verdicts else 'yes'}."
     elif what == "two_images":
         grids = [cells, _grid(rng, 9)]
         number = int(rng.integers(2))
@@ -256,9 +259,12 @@ def _image(rng: np.random.Generator, kind: str, what: str, thinking: bool) -> Ex
         for r, c in reading("rows", rows, columns):
             total += int(cells[r, c, 0] == colour)
             seen.append(f"{_cell(cells, r, c)} {total}")
-        reasoning = f"I count: {', '.join(seen)}."
-        question, answer = f"How many {COLOURS[colour]} cells?", f"There are {total} {COLOURS[colour]} cells."
+        question, working = f"How many {COLOURS[colour]} cells?", f"I count: {', '.join(seen)}."
+        answer = f"There are {total} {COLOURS[colour]} cells."
+        reasoning, answer = (working, answer) if thinking else (None, f"{working} {answer}")
 
+    if thinking and reasoning is None:
+        reasoning = f"I see: {_listing(cells, 'rows')}"
     return Example(
         kind=kind,
         images=[draw(grid, rng) for grid in grids],

@@ -10,9 +10,9 @@ from torch import nn
 
 from kimi_draft.tiny import data
 from kimi_draft.tiny.config import draft_config
-from kimi_draft.tiny.draft import Cache, Draft
+from kimi_draft.tiny.draft import Cache, Draft, shift
 from kimi_draft.tiny.model import Target, image_rows, input_rows, states
-from kimi_draft.tiny.train_target import Report, optimisers, schedule
+from kimi_draft.tiny.train_target import Phase, Report, optimisers
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class DraftPlan:
     """All that decides a draft's weights, given the target."""
 
     seed: int = 10
-    steps: int = 700
+    steps: int = 260
     batch: int = 64
     micro: int = 4
     matrix_rate: float = 0.02
@@ -29,11 +29,6 @@ class DraftPlan:
     decay: float = 0.8  # weight of link i is decay**i
     clip: float = 0.5
     eagle31: bool = False  # fc_norm, norm_output, reduced vocabulary
-
-
-def shift(x: torch.Tensor, by: int = 1) -> torch.Tensor:
-    """Move [batch, length, ...] to the left by ``by`` positions, zeros behind."""
-    return torch.cat([x[:, by:], torch.zeros_like(x[:, :by])], 1)
 
 
 def hot_ids(seed: int, examples: int = 3000) -> torch.Tensor:
@@ -54,8 +49,7 @@ def new_draft(target: Target, plan: DraftPlan) -> Draft:
         parameter.requires_grad_(False)
     hot = hot_ids(plan.seed) if plan.eagle31 else None
     torch.manual_seed(plan.seed)
-    scale = target.model.language_model.layers[0].self_attn.scaling
-    draft = Draft(draft_config(None if hot is None else len(hot), plan.eagle31), scale, hot)
+    draft = Draft(draft_config(None if hot is None else len(hot), plan.eagle31), hot)
     head = target.lm_head.weight
     draft.lm_head.weight.data.copy_(head if hot is None else head[hot])
     draft.norm.weight.data.copy_(target.model.language_model.norm.weight)
@@ -67,8 +61,9 @@ def train_draft(target: Target, plan: DraftPlan, report: Report) -> Draft:
     target.eval()
     draft = new_draft(target, plan)
     muon, adam = optimisers(draft, plan.matrix_rate, plan.rate)
+    hump = Phase(plan.steps, {})
     for step in range(plan.steps):
-        factor = schedule(step, plan.steps, warm_up=20)
+        factor = hump.factor(step)
         muon.rate = plan.matrix_rate * factor
         for group in adam.param_groups:
             group["lr"] = plan.rate * factor

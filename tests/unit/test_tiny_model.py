@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kimi_draft.tiny import config, data, evaluate, export, model, task, tokenizer, train_draft
-from kimi_draft.tiny.draft import Draft
+from kimi_draft.tiny.draft import Draft, load_draft, shift
 from kimi_draft.tiny.evaluate import Acceptance
 from kimi_draft.tiny.muon import Muon, orthogonalise
 
@@ -19,7 +19,7 @@ def target():
 def draft31():
     torch.manual_seed(1)
     hot = torch.arange(0, 320, 2)
-    return Draft(config.draft_config(len(hot), eagle31=True), 0.2, hot).eval()
+    return Draft(config.draft_config(len(hot), eagle31=True), hot).eval()
 
 
 @pytest.fixture(params=["draft", "draft31"])
@@ -27,17 +27,17 @@ def draft(request):
     if request.param == "draft31":
         return request.getfixturevalue("draft31")
     torch.manual_seed(1)
-    return Draft(config.draft_config(), 0.2).eval()
+    return Draft(config.draft_config()).eval()
 
 
 @torch.no_grad()
 def test_training_time_test_equals_a_real_chain(draft):
-    """The suffix attention over all rows at once gives what each row's chain gives when it is run alone, token by token."""
+    """The suffix attention over all rows at once gives what one row's chain gives when it is run alone."""
     length, links, row = 9, 3, 4
     embeds, aux = torch.randn(1, length, 96), torch.randn(1, length, 288)
     hidden, cache, parallel = draft.start(aux), [], []
     for link in range(links):
-        normed, hidden = draft.step(train_draft.shift(embeds, link + 1), hidden, cache)
+        normed, hidden = draft.step(shift(embeds, link + 1), hidden, cache)
         parallel.append(normed[0, row])
 
     # Alone: rows 0..row see the target's states; each later row sees the previous row's output and the next embedding.
@@ -86,6 +86,13 @@ def test_rounds_stop_at_the_end_of_the_answer():
     count = evaluate._rounds([[True] * 3] * 6, prompt=1, length=4, depth=3)  # 3 answer tokens, 2 of them from rounds
     assert (count.rounds, count.tokens, count.tried) == (1, 2, [1, 1, 0])
     assert (count + count).tokens == 4 and (count + Acceptance(3)).positions == [1, 1, 0]
+
+
+def test_the_answer_proper_begins_after_the_reasoning():
+    for kind in ("read_any", "think_read_any"):
+        row = data.encode(task.sample(np.random.default_rng(2), kind))
+        first = row.ids[row.prompt + evaluate._reasoning_length(row.example)]
+        assert row.example.answer.startswith(tokenizer.build().decode([first])) and first > 255
 
 
 def test_orthogonalise_gives_singular_values_near_one():
@@ -148,10 +155,20 @@ def test_export_round_trip(target, draft31, tmp_path):
 
     export.export_draft(draft31, target, tmp_path / "draft31")
     saved = load_file(tmp_path / "draft31" / "model.safetensors")
+    loaded = load_draft(tmp_path / "draft31")
+    embeds, aux = torch.randn(1, 5, 96), torch.randn(1, 5, 288)
+    for ours, theirs in zip(
+        loaded.step(embeds, loaded.start(aux), []), draft31.step(embeds, draft31.start(aux), []), strict=True
+    ):
+        assert torch.equal(ours, theirs)
     assert torch.equal(saved["d2t"] + torch.arange(len(saved["d2t"])), draft31.hot)
     assert saved["t2d"].nonzero().flatten().tolist() == draft31.hot.tolist()
     assert torch.equal(saved["embed_tokens.weight"], target.model.language_model.embed_tokens.weight)
     assert {name for name in saved if name.startswith("fc_norm")} == {f"fc_norm.{i}.weight" for i in range(3)}
+
+
+def test_the_draft_scales_its_attention_as_the_target_does(target, draft31):
+    assert draft31.layers[0].self_attn.scale == pytest.approx(target.model.language_model.layers[0].self_attn.scaling)
 
 
 def test_hub_names():

@@ -43,7 +43,7 @@ def finish(out: Path, config: dict[str, Any], rows: list[dict[str, Any]], goals:
     out.mkdir(parents=True, exist_ok=True)
     document = {"config": config | machine(), "rows": rows, "goals": goals}
     (out / "result.json").write_text(json.dumps(document, indent=1) + "\n")
-    console = Console()
+    console = Console(width=max(120, Console().width))
     console.print(config)
     table = Table()
     for column in rows[0]:

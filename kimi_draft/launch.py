@@ -46,6 +46,9 @@ class Engine(SGLangEngine):  # type: ignore[misc]  # SGLang is untyped
 
     run_scheduler_process_func = staticmethod(processes.run_scheduler_process)
     run_detokenizer_process_func = staticmethod(processes.run_detokenizer_process)
+    # SGLang's watchdog sends this process SIGQUIT when a child dies. A subclass whose owner polls dead_process(), and
+    # would rather answer its callers than die, sets this to False.
+    dies_with_children: ClassVar[bool] = True
     _alive: ClassVar["Engine | None"] = None
 
     def __init__(self, **kwargs: Any) -> None:
@@ -70,6 +73,15 @@ class Engine(SGLangEngine):  # type: ignore[misc]  # SGLang is untyped
             raise
         finally:
             startup.spawned.reset(token)
+        if not self.dies_with_children:
+            self.tokenizer_manager._subprocess_watchdog.stop()
+
+    def dead_process(self) -> str | None:
+        """Which of this engine's processes has ended, and how; None while all of them run."""
+        for process in self._processes:
+            if not process.is_alive():
+                return f"{process.name} (pid {process.pid}) ended with exit code {process.exitcode}"
+        return None
 
     @classmethod
     def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:

@@ -51,8 +51,12 @@ def run_scheduler_process(
 
 
 def _report_failures(scheduler_class: Any, pipe_writer: Any) -> None:
-    """Make the constructor report through the pipe and leave by SystemExit, which upstream's handler lets through."""
-    construct = scheduler_class.__init__
+    """Leave by SystemExit, which upstream's handler lets through, instead of sending the parent SIGQUIT.
+
+    A failing constructor is reported through the pipe; a scheduler that fails later ends with status 1, which the
+    parent's watchdog sees. (Upstream's ends with status 0, which its watchdog takes for a normal end.)
+    """
+    construct, run = scheduler_class.__init__, scheduler_class.run_event_loop
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
@@ -62,7 +66,15 @@ def _report_failures(scheduler_class: Any, pipe_writer: Any) -> None:
             pipe_writer.send(failure(error))
             sys.exit(1)
 
+    def run_event_loop(self: Any) -> None:
+        try:
+            run(self)
+        except Exception:
+            log.exception("The scheduler failed")
+            sys.exit(1)
+
     scheduler_class.__init__ = __init__
+    scheduler_class.run_event_loop = run_event_loop
 
 
 def run_detokenizer_process(server_args: Any, port_args: Any, *args: Any, **kwargs: Any) -> None:

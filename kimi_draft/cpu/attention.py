@@ -87,6 +87,7 @@ class DraftStepBackend(MLABackend):
     """Step `step` of the draft's decode loop: each of the topk branches sees the prefix and its own earlier tokens.
 
     Branch t of a request of length L owns positions L + t * num_steps onwards; at this step it has step + 1 of them.
+    (That is the layout without pages; SGLang refuses topk > 1 with page_size > 1 on this backend.)
     """
 
     def __init__(self, runner: Any, step: int, topk: int, num_steps: int) -> None:
@@ -110,11 +111,6 @@ class DraftDecodeBackend:
     """What EagleDraftWorker expects of a multi-step draft backend: one backend per step, under `attn_backends`."""
 
     def __init__(self, runner: Any, topk: int, num_steps: int) -> None:
-        if topk > 1 and runner.page_size > 1:
-            raise ValueError(
-                f"On a CPU, speculative_eagle_topk = {topk} needs page_size = 1, not {runner.page_size}: with pages, "
-                "the branches of a draft tree lie apart, which this backend does not lay out."
-            )
         self.topk, self.speculative_num_steps = topk, num_steps
         self.needs_cpu_seq_lens = True
         # The last step only picks tokens, so there is one forward less than there are steps.

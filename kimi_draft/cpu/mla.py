@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 # A rectangle may hold this many times the (query, key) pairs that are really needed before it is split by request.
-MAX_PADDING = 4.0
+MAX_PADDING = 1.5
 # ... unless it is small anyway: below this many pairs the fixed cost of a call outweighs the padding.
-SMALL_RECTANGLE = 1 << 14
+SMALL_RECTANGLE = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Rectangle:
     """The part of a flat batch that is attended to in one call.
 
     rows [R, Q] int64: flat query rows, padded by repeating a request's first row; slots [R, K] int64: cache slots,
-    padded with slot 0; mask [R, 1, Q, K] bool: True = may read; packed [R, Q] bool: True = not padding. R is the number
+    padded with slot 0; mask [R, Q, K] bool: True = may read; packed [R, Q] bool: True = not padding. R is the number
     of requests (or draft branches) in the rectangle.
     """
 
@@ -52,7 +51,7 @@ def rectangle(start: Tensor, q_lens: Tensor, table: Tensor, kv_lens: Tensor, tre
         mask = torch.where((column >= 0) & (column < q_max), among, mask & (column < 0))
     rows = torch.where(packed, start[:, None] + query, start[:, None])
     slots = table[:, :k_max].long() * (key < kv_lens[:, None])
-    return Rectangle(rows, slots, mask[:, None], packed)
+    return Rectangle(rows, slots, mask, packed)
 
 
 def split(q_lens: list[int], kv_lens: list[int]) -> list[list[int]]:
@@ -79,11 +78,16 @@ def attend(query: Tensor, cache: Tensor, plan: list[Rectangle], scaling: float, 
 
     query [N, H, D]; cache [slots, D], any float dtype; computed in float32. Rows in no rectangle come out as zeros.
     """
-    out = query.new_zeros(query.shape[0], query.shape[1], v_head_dim)
+    heads, dim = query.shape[1:]
+    out = query.new_zeros(query.shape[0], heads, v_head_dim)
     for part in plan:
-        q = query[part.rows].transpose(1, 2).float()  # [R, H, Q, D]
-        kv = cache[part.slots].float()[:, None].expand(-1, query.shape[1], -1, -1)
-        # Values keep the rope columns: equal head sizes let torch take its fused kernel; they are cut off below.
-        o = scaled_dot_product_attention(q, kv, kv, attn_mask=part.mask, scale=scaling)
-        out[part.rows[part.packed]] = o.transpose(1, 2)[part.packed][..., :v_head_dim].to(out.dtype)
+        count, q_max = part.rows.shape
+        kv = cache[part.slots].float()
+        # All heads read the same keys, so heads and queries are the rows of one matrix product: [R, Q * H, D].
+        q = (query[part.rows].float() * scaling).view(count, q_max * heads, dim)
+        scores = torch.bmm(q, kv.transpose(1, 2)).view(count, q_max, heads, -1)
+        scores.masked_fill_(~part.mask[:, :, None], -torch.inf)
+        weights = scores.softmax(-1).view(count, q_max * heads, -1)
+        o = torch.bmm(weights, kv[..., :v_head_dim]).view(count, q_max, heads, v_head_dim)
+        out[part.rows[part.packed]] = o[part.packed].to(out.dtype)
     return out

@@ -8,6 +8,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -41,12 +42,29 @@ class Bench:
 
     @contextmanager
     def switched(self, **settings: str) -> Iterator[None]:
-        """Turn on a variant or the attention check (hooks.py) for the requests made inside."""
-        self.control.write_text(json.dumps(settings))
+        """Turn on a variant or the attention check (hooks.py) for the requests made inside.
+
+        The cache is emptied before and after: a wrong draft leaves wrong draft keys for every later request to find.
+        """
+        self.flush()
+        self._write(settings)
         try:
             yield
         finally:
-            self.control.write_text("{}")
+            self._write({})
+            self.flush()
+
+    def flush(self) -> None:
+        """SGLang refuses while it still does the books of the last request."""
+        deadline = time.monotonic() + 5
+        while not self.engine.flush_cache().success:
+            assert time.monotonic() < deadline, "requests are still running"
+            time.sleep(0.05)
+
+    def _write(self, settings: dict[str, str]) -> None:
+        new = self.control.with_suffix(".new")
+        new.write_text(json.dumps(settings))
+        new.replace(self.control)  # the scheduler must never read half of it
 
     @contextmanager
     def records(self, suffix: str) -> Iterator[list[dict[str, Any]]]:

@@ -63,7 +63,7 @@ def _check_attention(upstream: Any) -> Any:
         drafting = getattr(self, "step", None) is not None
         if mode == "corrupt" and drafting:
             for part in self.plan:
-                part.mask[torch.arange(part.slots.shape[0]), 0, 0, fb.seq_lens.long() + self.step] = False
+                part.mask[torch.arange(part.slots.shape[0]), 0, fb.seq_lens.long() + self.step] = False
         out = upstream(self, q, k, v, layer, fb, save_kv_cache, **rope)
         if mode == "off":
             return out

@@ -15,7 +15,6 @@ def requests(bench: Bench, mark: str) -> None:
 
 
 def test_attention_reads_the_right_keys(bench: Bench) -> None:
-    bench.engine.flush_cache()
     with bench.switched(attention="check"), bench.records("attention") as calls:
         requests(bench, "Q")
     seen = {(c["model"], c["mode"], c["step"]) for c in calls}
@@ -28,7 +27,6 @@ def test_attention_reads_the_right_keys(bench: Bench) -> None:
 
 def test_the_check_notices_one_missing_key(bench: Bench) -> None:
     """Negative control: each draft step loses its newest key."""
-    bench.engine.flush_cache()
     with bench.switched(attention="corrupt"), bench.records("attention") as calls:
         requests(bench, "W")
     steps = [c["error"] for c in calls if c["step"] is not None]

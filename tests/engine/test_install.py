@@ -68,20 +68,19 @@ def test_too_late(code: str, message: str) -> None:
         python(code, **CPU)
 
 
-def test_a_child_that_imports_sglang_first_finds_it(tmp_path: object) -> None:
+def test_a_child_finds_it_before_it_has_seen_anything_of_ours() -> None:
     """SGLang spawns some children with its own functions as targets: nothing of ours is unpickled before them."""
     code = """
+import importlib
 import multiprocessing as mp
 from kimi_draft import cpu
-cpu.install()
 if __name__ == "__main__":
-    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
-    context = mp.get_context("spawn")
-    child = context.Process(target=TreeMaskMode, args=(1,))
+    cpu.install()
+    child = mp.get_context("spawn").Process(target=importlib.import_module, args=("sgl_kernel",))
     child.start()
     child.join()
     print(child.exitcode)
 """
     assert python(code, **CPU) == "0"
-    broken = code.replace("    context =", "    import sys; sys.path.remove(str(cpu.STANDIN_DIR))\n    context =")
+    broken = code.replace("    child =", "    import sys; sys.path.remove(str(cpu.STANDIN_DIR))\n    child =", 1)
     assert python(broken, **CPU) == "1", "without the stand-in on the path the child should have failed"

@@ -30,7 +30,6 @@ def ask(bench: Bench, first_seed: int) -> list[dict[str, Any]]:
 )
 def test_rows_of_a_batch_of_images(bench: Bench, variant: str, wrong_rows: bool, wrong_tails: int) -> None:
     """The text is the same in all of them: only the rows, and with them the guesses, differ."""
-    bench.engine.flush_cache()
     with bench.switched(variant=variant), bench.records("rows") as extends:
         answers = ask(bench, first_seed=100)
     (extend,) = extends
@@ -38,7 +37,6 @@ def test_rows_of_a_batch_of_images(bench: Bench, variant: str, wrong_rows: bool,
     assert sorted(r["image_rows"] > 0 for r in rows) == [False] + [True] * 4
     assert all((r["error"] > 1e-3) == wrong_rows for r in rows), rows
     assert sum(r["tail_error"] > 1e-3 for r in rows) == wrong_tails, rows
-    bench.engine.flush_cache()
     assert [a["output_ids"] for a in answers] == [a["output_ids"] for a in ask(bench, first_seed=100)]
 
 
@@ -66,7 +64,6 @@ def test_a_wrong_draft_guesses_worse(bench: Bench) -> None:
     """What the correction is for: drafts accepted in the first chain, over the same batches."""
     accepted = {}
     for variant in ("corrected", "both"):
-        bench.engine.flush_cache()
         with bench.switched(variant=variant):
             answers = [a for seed in range(200, 240, 4) for a in ask(bench, seed)[:3]]
         accepted[variant] = sum(summarize(a["meta_info"])["first_chain_accepted"] or 0 for a in answers)

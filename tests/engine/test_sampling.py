@@ -28,7 +28,7 @@ def law(engine: Any, ids: list[int]) -> dict[int, float]:
     return {token: float(p / kept.sum()) for (_, token, _), p in zip(listed, kept, strict=True) if p > 0}
 
 
-def p_value(seen: Counter[tuple[int, int]], expected: dict[tuple[int, int], float]) -> float:
+def p_value(seen: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
     """Chi-square over pairs, those expected fewer than five times pooled."""
     draws = sum(seen.values())
     large = [pair for pair, p in expected.items() if p * draws >= 5]
@@ -38,24 +38,45 @@ def p_value(seen: Counter[tuple[int, int]], expected: dict[tuple[int, int], floa
     return float(chisquare(observed, wanted, sum_check=False).pvalue)
 
 
+HOT = {"temperature": TEMPERATURE, "max_new_tokens": 2, "ignore_eos": True, **FILTERS}
+
+
+def draw_pairs(engine: Any, ids: list[int], count: int) -> tuple[Counter[tuple[int, ...]], float]:
+    """The first two tokens of `count` answers, and how many of them had the second one from an accepted draft."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    for _ in range(0, count, WAVE):
+        for answer in engine.generate(input_ids=[ids] * min(WAVE, count), sampling_params=HOT):
+            seen[tuple(answer["output_ids"])] += 1
+            accepted += summarize(answer["meta_info"])["first_chain_accepted"] > 0
+    return seen, accepted / count
+
+
 @pytest.fixture(scope="module")
 def ids(tiny_engine: Any) -> list[int]:
-    """A question whose second token is open: enough of it is accepted and enough refused."""
-    return list(tiny_engine.tokenizer_manager.tokenizer.encode("Repeat: red blue."))
+    """A prompt after which drafts are accepted and refused, whatever weights are shipped."""
+    encode = tiny_engine.tokenizer_manager.tokenizer.encode
+    for text in (
+        "Repeat: red blue.",
+        "red green blue red green",
+        "I see: two",
+        "The first one",
+        "Read the cells in",
+        "a",
+    ):
+        ids = list(encode(text))
+        _, rate = draw_pairs(tiny_engine, ids, 60)
+        if 0.1 < rate < 0.9 and len(law(tiny_engine, ids)) > 1:
+            return ids
+    pytest.fail("no prompt with both acceptance and refusal")
 
 
 def test_pairs_of_tokens(tiny_engine: Any, ids: list[int]) -> None:
     first = law(tiny_engine, ids)
     expected = {(a, b): p * q for a, p in first.items() for b, q in law(tiny_engine, [*ids, a]).items()}
-    params = {"temperature": TEMPERATURE, "max_new_tokens": 2, "ignore_eos": True, **FILTERS}
-    seen: Counter[tuple[int, int]] = Counter()
-    accepted = []
-    for _ in range(DRAWS // WAVE):
-        for answer in tiny_engine.generate(input_ids=[ids] * WAVE, sampling_params=params):
-            seen[tuple(answer["output_ids"])] += 1
-            accepted.append(summarize(answer["meta_info"])["first_chain_accepted"] > 0)
+    seen, rate = draw_pairs(tiny_engine, ids, DRAWS)
     assert set(seen) <= set(expected), "a filtered token was emitted"
-    assert 0.02 < sum(accepted) / DRAWS < 0.98, "both acceptance and refusal must occur"
+    assert 0.02 < rate < 0.98, "both acceptance and refusal must occur"
     assert p_value(seen, expected) > ALPHA
     greedy_second = Counter({(a, max(law(tiny_engine, [*ids, a]).items(), key=lambda i: i[1])[0]): round(p * DRAWS)
                              for a, p in first.items()})  # fmt: skip

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 from ray import serve
 
 from deployments.config import EngineConfig
@@ -81,6 +80,7 @@ class Engine:
 
         class GroupEngine(DraftEngine):
             init_tokenizer_manager_func = staticmethod(init_tokenizer_manager)
+            dies_with_children = False  # we watch them, and answer our callers first
 
         self._config = config
         self._name = serve.get_replica_context().replica_id.unique_id
@@ -90,23 +90,16 @@ class Engine:
 
         self._manager = self._engine.tokenizer_manager
         self._chat = OpenAIServingChat(self._manager, self._engine.template_manager)
-        self._children = [psutil.Process(process.pid) for process in self._engine._processes]
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancelled: deque[str] = deque(maxlen=CANCELS_REMEMBERED)  # cancels that came before their request
         self._watch: asyncio.Task[None] | None = None
         self._death: str | None = None
-        logger.info("engine %s up in %.1f s, %d processes", self._name, time.monotonic() - started, len(self._children))
+        logger.info("engine %s up in %.1f s", self._name, time.monotonic() - started)
 
     # -- health
-    def _find_death(self) -> str | None:
-        for child in self._children:
-            if not child.is_running() or child.status() == psutil.STATUS_ZOMBIE:
-                return f"SGLang process {child.pid} of replica {self._name} is gone"
-        return None
-
     async def check_health(self) -> None:
         """Serve calls this each health_check_period_s; raising replaces the replica."""
-        self._death = self._death or self._find_death()
+        self._death = self._death or self._engine.dead_process()
         if self._death:
             raise EngineDied(f"{self._death}; the replica will be replaced")
 
@@ -114,7 +107,7 @@ class Engine:
         """SGLang's library mode does not notice a dead scheduler: answers would hang for ever. We look every 0.5 s."""
         while self._death is None:
             await asyncio.sleep(0.5)
-            self._death = self._find_death()
+            self._death = self._engine.dead_process()
         logger.error("%s: ending %d requests", self._death, len(self._tasks))
         for task in list(self._tasks.values()):
             task.cancel()
@@ -199,10 +192,6 @@ class Engine:
                 task.cancel()
             else:
                 self._cancelled.append(rid)
-
-    async def pids(self, replica: str) -> list[int]:
-        """Process ids of the engine's children, for operations and tests."""
-        return [child.pid for child in self._children]
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)

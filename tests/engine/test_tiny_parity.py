@@ -1,5 +1,7 @@
 """The tiny checkpoints on real SGLang: the numbers of transformers, right answers, drafts that serve as trained."""
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -133,16 +135,21 @@ def test_rounds_of_speculation_are_those_of_teacher_forcing(served, target):
     assert rounds([f for _, f in right]) == pytest.approx(total.rounds, rel=0.01)
 
 
-def test_the_small_draft_serves_as_trained(target):
-    """fc_norm, norm_output and the reduced vocabulary (d2t) in SGLang's draft model."""
+def ask_with_draft(draft: str, examples: list[task.Example]) -> list[dict[str, Any]]:
     from kimi_draft.launch import Engine, cpu_engine_kwargs
 
-    examples = [e for e in data.draw(99, 0, 60) if len(e.answers) == 1]
-    engine = Engine(**cpu_engine_kwargs(draft=str(paths.draft31_dir())))
+    engine = Engine(**cpu_engine_kwargs(draft=draft))
     try:
-        found = ask(engine, examples)
+        return ask(engine, examples)
     finally:
         engine.shutdown()
+
+
+def test_the_small_draft_serves_as_trained(target):
+    """fc_norm, norm_output and the reduced vocabulary (d2t) in SGLang's draft model."""
+    examples = [e for e in data.draw(99, 0, 60) if len(e.answers) == 1]
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # one engine a process
+        found = pool.submit(ask_with_draft, str(paths.draft31_dir()), examples).result()
     right = [(e, f) for e, f in zip(examples, found, strict=True) if task.grade(e, parse(e, f["text"]))]
     expected = evaluate.acceptance(target, load_draft(paths.draft31_dir()), [e for e, _ in right])
     total = sum(expected.values(), evaluate.Acceptance(card.DEPTH))

@@ -2,7 +2,6 @@
 
 import filecmp
 import json
-from collections import defaultdict
 
 import pytest
 import torch
@@ -22,8 +21,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def judged(target):
-    torch.set_num_threads(2)
-    return evaluate.judge(target, data.draw(77, 0, 300))
+    return evaluate.judge(target, data.draw(77, 0, 360, dict.fromkeys(task.KINDS, 1 / len(task.KINDS))))
 
 
 def test_size_of_everything_together():
@@ -74,18 +72,16 @@ def test_hub_names_of_the_target():
 
 
 def test_the_target_answers(judged):
-    """A loose bound on a small sample; the card has the exact numbers."""
+    """A loose bound on a small sample, all kinds alike; the card has the exact numbers."""
     assert sum(good for _, good in judged) / len(judged) >= 0.95
-    by_kind = defaultdict(list)
-    for example, good in judged:
-        by_kind[example.kind].append(good)
-    assert set(by_kind) == set(task.KINDS)
-    for kind, goods in by_kind.items():
-        assert sum(goods) >= 0.75 * len(goods), kind
+    kinds = evaluate.by_kind(judged)
+    assert set(kinds) == set(task.KINDS)
+    for kind, (right, asked) in kinds.items():
+        assert right >= asked - 3, kind
 
 
 def test_the_draft_is_good_and_feels_the_faults(target, judged):
-    good = [example for example, fine in judged if fine]
+    good = [example for example, fine in judged if fine][:150]
     found = {
         fault: card.image_only(evaluate.acceptance(target, load_draft(FOLDERS["draft"]), good, fault))
         for fault in ("none", "stale last row", "unrotated prefix")

@@ -3,6 +3,7 @@
 Prints one JSON object: the error of the start, or what the engine answered, and the processes left behind.
 """
 
+import atexit
 import json
 import os
 import shutil
@@ -99,6 +100,24 @@ def dead_scheduler() -> dict[str, Any]:
     report = {"before": before, "dead": engine.dead_process()}
     engine.shutdown()
     return report
+
+
+def plugin_alone() -> dict[str, Any]:
+    """SGLang's own Engine and its own scheduler function: only the entry point brings the corrections along."""
+    import multiprocessing
+
+    from kimi_draft import cpu, startup
+    from kimi_draft.launch import cpu_engine_kwargs
+
+    cpu.install()
+    from sglang.srt.entrypoints.engine import Engine
+
+    engine = Engine(**cpu_engine_kwargs())
+    answer = engine.generate(prompt="Repeat: red blue green.", sampling_params=GREEDY)
+    engine.tokenizer_manager._subprocess_watchdog.stop()
+    atexit.unregister(engine.shutdown)
+    startup.kill(multiprocessing.active_children())
+    return {"ids": answer["output_ids"], "extend_requests": answer["meta_info"].get("extend_requests")}
 
 
 def rejection_sampling() -> dict[str, Any]:

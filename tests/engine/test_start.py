@@ -59,6 +59,10 @@ def test_other_ways_to_run_give_the_same_answers(name: str, answers: list[list[i
     assert report["rate"] > 1
 
 
+def test_the_plugin_alone_corrects_sglangs_own_engine(answers: list[list[int]]) -> None:
+    assert run("plugin_alone") == {"ids": answers[1], "extend_requests": [1], "bystander": True, "left": []}
+
+
 def test_a_dead_scheduler_is_noticed_and_does_not_take_its_owner_along() -> None:
     report = run("dead_scheduler")
     assert report["before"] is None

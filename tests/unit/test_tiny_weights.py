@@ -4,7 +4,6 @@ import filecmp
 import json
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from transformers import AutoProcessor
 

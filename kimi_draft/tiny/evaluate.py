@@ -17,7 +17,7 @@ from kimi_draft.tiny.model import Target, hidden_rows, image_rows, input_rows, s
 from kimi_draft.tiny.task import Example
 
 CHUNK = 100
-# Faults of a draft's input embeddings that shipped at some time; see docs and tests of kimi_draft.embeds.
+# Faults of a draft's input embeddings; kimi_draft.embeds makes the right ones.
 FAULTS = ("none", "stale last row", "zero last row", "unrotated prefix", "unrotated and stale", "pad at images")
 
 

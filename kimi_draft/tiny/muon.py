@@ -1,7 +1,7 @@
 """Muon: momentum whose matrices are orthogonalised by a Newton-Schulz iteration (Jordan et al., 2024).
 
-Matrices of one shape are stacked and orthogonalised together; each expert of a [experts, rows, columns] parameter counts
-as a matrix of its own.
+Matrices of one shape are stacked and orthogonalised together; each expert of an [experts, rows, columns] parameter
+counts as a matrix of its own.
 """
 
 from collections.abc import Iterable

@@ -42,9 +42,7 @@ def rectangle(start: Tensor, q_lens: Tensor, table: Tensor, kv_lens: Tensor, tre
     query, key = torch.arange(q_max), torch.arange(k_max)
     packed = query < q_lens[:, None]
     first = kv_lens - q_lens
-    # Padding queries attend to something, or their softmax is 0/0; what they yield is thrown away.
-    mask = key <= (first[:, None] + query).clamp_max(k_max - 1)[:, :, None]
-    mask &= (key < kv_lens[:, None])[:, None, :]
+    mask = key <= (first[:, None] + query)[:, :, None]  # what padding queries see is thrown away
     if tree is not None:
         column = (key - first[:, None])[:, None, :].expand(-1, q_max, -1)
         among = tree.gather(2, column.clamp(0, q_max - 1))

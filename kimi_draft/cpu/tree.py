@@ -123,7 +123,7 @@ def verify_tree_greedy_cpu(
         while True:
             visited.append(flat[node])
             chosen.append(target[node])
-            child = first_child[node] if count + 1 < len(path) else -1
+            child = first_child[node]
             while child != -1 and tokens[child] != target[node]:
                 child = sibling[child]
             if child == -1:

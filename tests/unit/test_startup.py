@@ -13,6 +13,7 @@ from kimi_draft import startup
 from kimi_draft.startup import StartupError, failure, kill, wait_for_schedulers
 
 SPAWN = mp.get_context("spawn")
+WRITERS: list[Any] = []
 
 
 def ready(writer: Any) -> None:
@@ -37,10 +38,11 @@ def never_ready(writer: Any) -> None:
 
 def start(*targets: Any) -> tuple[list[Any], list[Any]]:
     readers, processes = [], []
-    for target in targets:
+    for target in targets:  # like SGLang, this process keeps the writing ends open: a dead child makes no end of file
         reader, writer = SPAWN.Pipe(duplex=False)
         process = SPAWN.Process(target=target, args=(writer,))
         process.start()
+        WRITERS.append(writer)
         readers.append(reader)
         processes.append(process)
     return readers, processes

@@ -101,10 +101,19 @@ class Bench:
         return self.engine.loop.run_until_complete(run())
 
 
+def in_own_process(function: Any, *args: Any) -> Any:
+    """function(*args) in a fresh process; for whatever needs an engine besides the shared one.
+
+    SGLang keeps an engine's settings in globals of its process, so two do not share one.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
 class TargetOnly:
     def __call__(self, prompts: list[str], images: list[Any], params: dict[str, Any]) -> list[list[int]]:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(_ask_target, prompts, images, params).result()
+        answers: list[list[int]] = in_own_process(_ask_target, prompts, images, params)
+        return answers
 
 
 def _ask_target(prompts: list[str], images: list[Any], params: dict[str, Any]) -> list[list[int]]:
@@ -146,8 +155,5 @@ def tiny_engine(bench: Bench) -> Any:
 
 @pytest.fixture(scope="session")
 def target_only() -> TargetOnly:
-    """Ask the same target without a draft: (prompts, images, sampling parameters) -> output ids, one at a time.
-
-    In a process of its own: SGLang keeps an engine's settings in globals of its process, so two do not share one.
-    """
+    """Ask the same target without a draft: (prompts, images, sampling parameters) -> output ids, one at a time."""
     return TargetOnly()

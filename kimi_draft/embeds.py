@@ -8,6 +8,8 @@ takes the embedding of its own next token. Public releases had this wrong in sev
 import torch
 from torch import Tensor
 
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
 
 def next_token_embeds(
     target_embeds: Tensor, extend_start_loc: Tensor, extend_seq_lens: Tensor, tail_embeds: Tensor
@@ -28,16 +30,22 @@ def next_token_embeds(
     The inputs are never written. There is no host synchronisation and the number of kernel launches does not depend on
     B, so it may run under CUDA-graph capture. Source: EAGLE-3 (arXiv:2503.01840), section 3.
     """
-    n = target_embeds.shape[0]
-    end = extend_start_loc + extend_seq_lens
-    owns = extend_seq_lens.clamp(max=1)
-    # +1 where a request begins, -1 behind its end: the running sum is 1 inside and 0 in padding.
-    edge = owns.new_zeros(n + 1).index_add_(0, extend_start_loc, owns).index_add_(0, end, owns, alpha=-1)
-    padding = edge.cumsum(0)[:n] == 0
-    # One scratch row at the end takes the tails of empty requests. It and row n-1 start out uninitialised: the one is
-    # cut off again, the other is some request's last row, or padding.
-    out = target_embeds.new_empty(n + 1, target_embeds.shape[1])
-    out[: max(n - 1, 0)].copy_(target_embeds[1:])
-    last = (end - 1).masked_fill_(extend_seq_lens == 0, n)
-    out.index_copy_(0, last.long(), tail_embeds.to(out.dtype))
-    return out[:n].masked_fill_(padding[:, None], 0)
+    n, hidden = target_embeds.shape
+    owns = torch.gt(extend_seq_lens, 0, out=extend_seq_lens.new_empty(extend_seq_lens.shape, dtype=torch.int64))
+    end = torch.addcmul(extend_seq_lens, extend_start_loc, owns)  # start + len; 0 for an empty request
+    # -1 where a request begins, +1 behind its end: the running sum has all bits set inside and none in padding.
+    edge = owns.new_zeros(n + 1).index_add_(0, extend_start_loc, owns, alpha=-1).index_add_(0, end, owns)
+    # One row more in front, so that a request's last row is row `end`, and row 0 takes the tails of empty requests.
+    rows = target_embeds.new_empty(n + 1, hidden)
+    rows[n:].zero_()  # no row follows the last: it is some request's tail, or padding
+    word = _word(target_embeds)
+    inside = edge.cumsum(0, dtype=word)[: max(n - 1, 0), None]
+    torch.bitwise_and(target_embeds[1:].view(word), inside, out=rows[1:n].view(word))
+    rows.index_copy_(0, end, tail_embeds.to(rows.dtype))
+    return rows[1:]
+
+
+def _word(rows: Tensor) -> torch.dtype:
+    """The widest integer that the rows can be seen as: a mask zeroes NaN too, and is quicker than masked_fill_."""
+    steps = (rows.shape[1], rows.stride(0), rows.storage_offset(), 1 if rows.stride(1) != 1 else 0)
+    return next(w for w in _WORDS if all(step * rows.itemsize % w.itemsize == 0 for step in steps))

@@ -6,6 +6,8 @@ sends the parent SIGQUIT instead, and the parent then kills its whole process tr
 """
 
 import logging
+import multiprocessing
+import os
 import sys
 from typing import Any
 
@@ -15,6 +17,16 @@ from kimi_draft.startup import failure
 cpu.install()
 
 log = logging.getLogger(__name__)
+
+
+def end_if_orphaned() -> None:
+    """Leave if the parent died while this child was still importing.
+
+    SGLang asks Linux to kill a child with its parent, but only once the child runs, which takes some ten seconds.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != os.getppid():
+        sys.exit("the engine's process has ended meanwhile")
 
 
 def run_scheduler_process(
@@ -32,6 +44,7 @@ def run_scheduler_process(
 
     Exits with status 1 after reporting when the corrections or the scheduler cannot be set up.
     """
+    end_if_orphaned()
     try:
         from sglang.srt.managers import scheduler
         from sglang.srt.plugins import load_plugins
@@ -79,6 +92,7 @@ def _report_failures(scheduler_class: Any, pipe_writer: Any) -> None:
 
 def run_detokenizer_process(server_args: Any, port_args: Any, *args: Any, **kwargs: Any) -> None:
     """SGLang's run_detokenizer_process; it only needs the stand-in, which importing this module has installed."""
+    end_if_orphaned()
     from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 
     run_detokenizer_process(server_args, port_args, *args, **kwargs)

@@ -120,6 +120,25 @@ def plugin_alone() -> dict[str, Any]:
     return {"ids": answer["output_ids"], "extend_requests": answer["meta_info"].get("extend_requests")}
 
 
+def killed_while_starting() -> dict[str, Any]:
+    """The process that builds an engine is killed while the engine's children are still importing SGLang."""
+    owner = psutil.Popen([sys.executable, "-m", "tests.engine.starts", "dead_scheduler"])
+    deadline = time.monotonic() + 120
+    children: list[psutil.Process] = []
+    while len(children) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        children = [p for p in owner.children() if "spawn_main" in " ".join(p.cmdline())]
+    others = [p for p in owner.children() if p not in children]
+    owner.kill()
+    for process in others:
+        process.kill()
+    owner.wait()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    for process in alive:
+        process.kill()
+    return {"seen": len(children), "orphans": len(alive)}
+
+
 def rejection_sampling() -> dict[str, Any]:
     return start(speculative_use_rejection_sampling=True)
 

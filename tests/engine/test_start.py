@@ -69,6 +69,11 @@ def test_a_dead_scheduler_is_noticed_and_does_not_take_its_owner_along() -> None
     assert "ended with exit code -9" in report["dead"]
 
 
+def test_children_of_a_killed_engine_end_too() -> None:
+    report = run("killed_while_starting")
+    assert report["seen"] == 2 and report["orphans"] == 0, report
+
+
 def test_one_engine_a_process(tiny_engine: Any) -> None:
     """SGLang keeps settings in process globals: a second engine would silently change the first one's."""
     from kimi_draft.launch import Engine, cpu_engine_kwargs

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kimi_draft.tails import TailFunction, embed, next_tokens
 from kimi_draft.variants import RowFunction, rotate_ids
 
 MLA_DRAFT = "Eagle3DeepseekV2ForCausalLM"
@@ -27,8 +28,11 @@ def is_mla_draft(worker: Any) -> bool:
     return type(worker.draft_runner.model).__name__ == MLA_DRAFT
 
 
-def draft_extend_for_prefill(rows_of: RowFunction) -> Callable[[Any], Any]:
-    """Correction for EagleDraftWorker._draft_extend_for_prefill; rows_of computes the rows of batches with images."""
+def draft_extend_for_prefill(rows_of: RowFunction, tails_of: TailFunction = next_tokens) -> Callable[[Any], Any]:
+    """Correction for EagleDraftWorker._draft_extend_for_prefill.
+
+    rows_of computes the rows of batches with images, tails_of what follows each request's last row.
+    """
 
     def make(upstream: Any) -> Any:
         def _draft_extend_for_prefill(
@@ -42,7 +46,7 @@ def draft_extend_for_prefill(rows_of: RowFunction) -> Callable[[Any], Any]:
             if batch.forward_mode.is_idle() or not is_mla_draft(self):
                 return upstream(self, batch, target_hidden_states, next_token_ids, mm_input_embeds, kv_loc_plan)
             forward_batch = _forward_batch(self, batch, target_hidden_states, kv_loc_plan)
-            fill_rows(self, batch, forward_batch, next_token_ids, mm_input_embeds, rows_of)
+            fill_rows(self, batch, forward_batch, next_token_ids, mm_input_embeds, rows_of, tails_of)
             with _canary(self, forward_batch):
                 output = self.draft_runner.forward(forward_batch).logits_output
             return _next_draft_input(self, batch, output, next_token_ids)
@@ -59,26 +63,27 @@ def fill_rows(
     next_token_ids: Tensor,
     target_embeds: Tensor | None,
     rows_of: RowFunction,
+    tails_of: TailFunction,
 ) -> None:
     """Set the shifted ids and, for a batch with images, the shifted embeddings of the draft's forward batch.
 
-    target_embeds [N, H]: the target's fused input embeddings of this batch, None when no request has an image.
+    target_embeds [N or more, H]: the target's fused input embeddings of this batch, None when no request has an image.
+
+    Raises:
+        RuntimeError: target_embeds has fewer rows than the draft's batch.
     """
     start, lens = forward_batch.extend_start_loc, forward_batch.extend_seq_lens
-    tails = tail_tokens(batch, next_token_ids)
-    batch.input_ids = forward_batch.input_ids = rotate_ids(batch.input_ids, start, lens, tails)
+    tails = tails_of(batch, next_token_ids)
+    batch.input_ids = forward_batch.input_ids = rotate_ids(batch.input_ids, start, lens, tails.ids)
     if target_embeds is not None:
-        tail_embeds = worker.draft_runner.model.model.embed_tokens(tails)
-        forward_batch.mm_input_embeds = rows_of(target_embeds, start, lens, tail_embeds)
+        rows = batch.input_ids.shape[0]
+        if target_embeds.shape[0] < rows:
+            raise RuntimeError(f"the target embedded {target_embeds.shape[0]} rows, the draft extends {rows}")
+        target = worker.target_worker.model_runner.model
+        tail_embeds = embed(tails, worker.draft_runner.model.model.embed_tokens, target)
+        # The target may have padded its rows to a size that the draft does not share.
+        forward_batch.mm_input_embeds = rows_of(target_embeds[:rows], start, lens, tail_embeds)
         setattr(forward_batch.spec_info, _ROWS_READY, True)
-
-
-def tail_tokens(batch: Any, next_token_ids: Tensor) -> Tensor:
-    """[B] int64: the token after each request's last row: sampled, or the next prompt token of an unfinished prompt."""
-    from sglang.srt.speculative.eagle_utils import _eagle_prefill_tail_tokens
-
-    tails: Tensor = _eagle_prefill_tail_tokens(batch, next_token_ids)
-    return tails
 
 
 def take_rows(upstream: Any) -> Any:

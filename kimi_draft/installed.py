@@ -6,7 +6,7 @@ from kimi_draft.corrections import Correction, check_version, install_and_verify
 from kimi_draft.cpu import is_cpu_host
 from kimi_draft.rows_check import check_corrections
 from kimi_draft.stats import STATS_CORRECTIONS
-from kimi_draft.variants import ENV, Variant, current, row_function
+from kimi_draft.variants import ENV, Variant, current, row_function, tail_function
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def corrections() -> list[Correction]:
                 "draft-rows",
                 "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_prefill",
                 "eagle_worker_v2.py:981: shifts ids and embeddings in a loop over requests, last rows uninitialised",
-                draft_extend_for_prefill(row_function(variant)),
+                draft_extend_for_prefill(row_function(variant), tail_function(variant)),
             ),
             Correction(
                 "model-rows",

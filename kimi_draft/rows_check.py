@@ -69,7 +69,7 @@ def _compare_around(path: str, upstream: Any) -> Any:
         table = self.draft_runner.model.model.embed_tokens.weight
         target = None if mm_input_embeds is None else mm_input_embeds.clone()
         requests = [
-            _Request(req, prefix, rows, int(token), table.shape[0])
+            _Request(req, prefix, rows, int(token), table.shape[0], self.target_worker.model_runner.model)
             for req, prefix, rows, token in zip(
                 batch.reqs, batch.prefix_lens, batch.extend_lens, next_token_ids.tolist(), strict=True
             )
@@ -89,21 +89,29 @@ def _compare_around(path: str, upstream: Any) -> Any:
 
 
 class _Request:
-    """A request's own view of its part of the batch: the id that follows each of its rows."""
+    """A request's own view of its part of the batch: the id that follows each of its rows, and its next image row."""
 
-    def __init__(self, req: Any, prefix: int, rows: int, sampled: int, vocab: int) -> None:
+    def __init__(self, req: Any, prefix: int, rows: int, sampled: int, vocab: int, target_model: Any = None) -> None:
         known = [*req.origin_input_ids, *req.output_ids, sampled]
+        end = prefix + rows
         self.rid, self.prefix, self.rows, self.vocab = req.rid, prefix, rows, vocab
-        self.next_ids = known[prefix + 1 : prefix + 1 + rows]
-        self.unfinished = prefix + rows < len(known) - 1
+        self.next_ids = known[prefix + 1 : end + 1]
+        self.unfinished = end < len(known) - 1
+        self.resumed = end > len(req.origin_input_ids)
+        # Encoded anew, by itself, past SGLang's cache and its routine for chunks.
+        self.image_tail: Tensor | None = None
+        for item in req.multimodal_inputs.mm_items if req.multimodal_inputs and rows else []:
+            for first, last in item.offsets:
+                if first <= end <= last:
+                    self.image_tail = target_model.get_image_feature([item]).flatten(0, -2)[end - first]
 
 
 def compare(requests: list[_Request], seen: Tensor, target: Tensor | None, table: Tensor) -> list[dict[str, Any]]:
     """Largest absolute difference of each request's rows to the expected ones, the last row apart.
 
     seen [N, H] the draft's rows; target [N, H] the target's fused embeddings, None without images; table [V, H] the
-    embedding table. An id of V or more is a piece of an image: its row is the target's, and there is none (None) when
-    the image goes on behind the last row.
+    embedding table. An id of V or more is a piece of an image: its row is the target's, or the request's `image_tail`
+    when the image goes on or begins behind the last row.
     """
     report: list[dict[str, Any]] = []
     first = 0
@@ -115,9 +123,11 @@ def compare(requests: list[_Request], seen: Tensor, target: Tensor | None, table
             last = j == request.rows - 1
             if token < request.vocab:
                 expected = table[token]
-            elif last or target is None:
-                continue
+            elif last:
+                assert request.image_tail is not None, "no image item covers the image id behind the last row"
+                expected = request.image_tail
             else:
+                assert target is not None, "an image's ids, but the target embedded no image"
                 images += 1
                 expected = target[first + j + 1]
             error = _distance(seen[first + j], expected)
@@ -132,6 +142,8 @@ def compare(requests: list[_Request], seen: Tensor, target: Tensor | None, table
                 "rows": request.rows,
                 "image_rows": images,
                 "unfinished": request.unfinished,
+                "resumed": request.resumed,
+                "image_tail": request.image_tail is not None,
                 "error": max(errors, default=0.0),
                 "tail_error": tail,
             }

@@ -1,7 +1,9 @@
 """What the tests add to the scheduler process: a switch between draft variants, and a log of all keys ever computed.
 
 A control file (path in KIMI_TEST_CONTROL) says what is on, so that one engine serves all tests:
-- "variant": which rows the draft gets, as KIMI_DRAFT_VARIANT would choose at start;
+- "variant": which rows the draft gets, as KIMI_DRAFT_VARIANT would choose at start; what the draft makes of each
+  request's last row goes to <control>.drafts;
+- "chunked": "unnamed" takes the batch's only hint at its unfinished request away;
 - "attention": "check" recomputes every attention call from a log keyed by (request, position), never looking at cache
   slots, and appends the largest difference to <control>.attention; "corrupt" does so after taking the newest key away
   from each draft step, which the check must notice.
@@ -36,18 +38,31 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
 
 def _switch_variant(corrected: Any) -> Any:
     from kimi_draft.draft_extend import draft_extend_for_prefill
-    from kimi_draft.variants import Variant, row_function
+    from kimi_draft.variants import Variant, row_function, tail_function
 
     upstream = corrected.kimi_upstream
 
-    @functools.wraps(corrected)
-    def _draft_extend_for_prefill(self: Any, *args: Any, **kwargs: Any) -> Any:
-        variant = Variant(control().get("variant", "corrected"))
+    def of(variant: Variant) -> Any:
         if variant is Variant.CORRECTED:
-            return corrected(self, *args, **kwargs)
+            return corrected
         if variant is Variant.UPSTREAM:
-            return upstream(self, *args, **kwargs)
-        return draft_extend_for_prefill(row_function(variant))(upstream)(self, *args, **kwargs)
+            return upstream
+        return draft_extend_for_prefill(row_function(variant), tail_function(variant))(upstream)
+
+    @functools.wraps(corrected)
+    def _draft_extend_for_prefill(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        settings = control()
+        if settings.get("chunked") == "unnamed":
+            # What a scheduler does that cuts more requests than the one SGLang's batch has a field for.
+            batch.chunked_req = batch.chunked_req_next_prompt_token = None
+        result = of(Variant(settings.get("variant", "corrected")))(self, batch, *args, **kwargs)
+        records = [
+            {"rid": req.rid, "hidden": hidden}
+            for req, hidden in zip(batch.reqs, result.hidden_states.tolist(), strict=True)
+        ]
+        with open(os.environ[CONTROL] + ".drafts", "a") as file:
+            file.write(json.dumps(records) + "\n")
+        return result
 
     return _draft_extend_for_prefill
 

@@ -1,9 +1,12 @@
 """The second opinion on the draft's rows notices what it should."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from kimi_draft.rows_check import _Request, check_corrections, compare
 
@@ -12,8 +15,20 @@ TABLE = torch.arange(float(VOCAB))[:, None].repeat(1, 2)
 IMAGE = VOCAB + 5
 
 
-def request(ids: list[int], prefix: int, rows: int, sampled: int = 1) -> _Request:
-    return _Request(SimpleNamespace(rid="r", origin_input_ids=ids, output_ids=[]), prefix, rows, sampled, VOCAB)
+class Tower:
+    """A target model whose picture has rows 50, 51, 52, ..."""
+
+    def get_image_feature(self, items: list[Any]) -> Tensor:
+        (item,) = items
+        ((first, last),) = item.offsets
+        return torch.arange(50.0, 51.0 + last - first)[:, None].repeat(1, 2)
+
+
+def request(ids: list[int], prefix: int, rows: int, sampled: int = 1, output: Sequence[int] = ()) -> _Request:
+    places = [i for i, token in enumerate(ids) if token >= VOCAB]
+    images = SimpleNamespace(mm_items=[SimpleNamespace(offsets=[(places[0], places[-1])])]) if places else None
+    req = SimpleNamespace(rid="r", origin_input_ids=ids, output_ids=list(output), multimodal_inputs=images)
+    return _Request(req, prefix, rows, sampled, VOCAB, Tower())
 
 
 def test_right_rows_and_each_kind_of_wrong_one() -> None:
@@ -37,11 +52,21 @@ def test_a_cut_prompt_expects_the_next_prompt_token() -> None:
     assert report["unfinished"] and report["error"] == report["tail_error"] == 0.0
 
 
-def test_a_cut_image_has_no_expected_tail() -> None:
-    part = request([4, IMAGE, IMAGE], prefix=0, rows=2)
-    target = torch.tensor([4.0, 51.0])[:, None].repeat(1, 2)
-    (report,) = compare([part], torch.tensor([51.0, 99.0])[:, None].repeat(1, 2), target, TABLE)
-    assert report["tail_error"] is None and report["unfinished"]
+@pytest.mark.parametrize(("rows", "tail"), [(1, 50.0), (2, 51.0)])
+def test_a_cut_at_an_image_expects_the_tower_s_next_row(rows: int, tail: float) -> None:
+    part = request([4, IMAGE, IMAGE], prefix=0, rows=rows)
+    seen = torch.tensor([50.0, tail])[-rows:, None].repeat(1, 2)
+    target = torch.tensor([4.0, 50.0])[:rows, None].repeat(1, 2)
+    (report,) = compare([part], seen, target, TABLE)
+    assert report["tail_error"] == report["error"] == 0.0 and report["unfinished"] and report["image_tail"]
+    (report,) = compare([part], seen + torch.tensor([[0.0]] * (rows - 1) + [[1.0]]), target, TABLE)
+    assert (report["error"], report["tail_error"]) == (0.0, 1.0)
+
+
+def test_a_resumed_request_expects_its_own_output() -> None:
+    part = request([4, 5], prefix=0, rows=3, output=[6, 7, 8])
+    (report,) = compare([part], torch.tensor([5.0, 6.0, 7.0])[:, None].repeat(1, 2), None, TABLE)
+    assert report["unfinished"] and report["resumed"] and report["error"] == report["tail_error"] == 0.0
 
 
 def test_off_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:

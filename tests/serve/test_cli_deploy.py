@@ -88,6 +88,7 @@ def test_serve_deploy_from_the_root(cluster: Cluster, tmp_path: Path) -> None:
     document["applications"][0]["args"]["engine"]["num_replicas"] = 1
     file = tmp_path / "one.yaml"
     file.write_text(yaml.safe_dump(document))
+    before = _sglang_pids()
     cluster.serve("deploy", str(file))
     until(lambda: cluster.status() in ("RUNNING", "DEPLOY_FAILED"), 240, "the application runs", every_s=0.5)
     assert "status: RUNNING" in cluster.serve("status")
@@ -95,10 +96,9 @@ def test_serve_deploy_from_the_root(cluster: Cluster, tmp_path: Path) -> None:
     answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=example.request(), timeout=60).json()
     assert grade(example, answer["choices"][0]["message"]), answer
     assert answer["kimi"]["group_size"] == 1
-    engines = [p for p in psutil.Process(cluster.head.pid).children(recursive=True) if "sglang::" in _name(p)]
-    assert len(engines) == 2  # scheduler and detokenizer
+    assert len(_sglang_pids() - before) == 2  # scheduler and detokenizer
     cluster.serve("shutdown", "-y")
-    until(lambda: not any(p.is_running() for p in engines), 60, "no SGLang process is left")
+    until(lambda: not _sglang_pids() - before, 60, "no SGLang process is left")
 
 
 def test_a_bad_config_says_which_field(cluster: Cluster, tmp_path: Path) -> None:
@@ -112,8 +112,5 @@ def test_a_bad_config_says_which_field(cluster: Cluster, tmp_path: Path) -> None
     assert "router.max_wait" in cluster.serve("status")
 
 
-def _name(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
+def _sglang_pids() -> set[int]:
+    return {p.pid for p in psutil.process_iter(["cmdline"]) if "sglang::" in " ".join(p.info["cmdline"] or [])}

@@ -1,9 +1,10 @@
 """The draft's extend after a prefill, with its input rows computed by next_token_embeds.
 
-Replaces two pieces of SGLang 0.5.23 for the EAGLE3-MLA draft (other drafts keep upstream's code):
+Replaces pieces of SGLang 0.5.23 for the EAGLE3-MLA draft (other drafts keep upstream's code):
 - EagleDraftWorker._draft_extend_for_prefill, which shifts ids and image embeddings in a Python loop over the requests
   (three small kernels each) into uninitialised memory;
-- the last-row patch in Eagle3MLAModel.forward, which fills some of that memory, under a condition of its own.
+- the last-row patches in Eagle3MLAModel.forward and, for a prefill that runs as a CUDA graph, in
+  PrefillCudaGraphRunner.load_batch, which fill some of that memory, each under a condition of its own.
 
 Here the rows leave this module complete, and the model takes them as they are.
 """
@@ -102,6 +103,26 @@ def take_rows(upstream: Any) -> Any:
         return upstream(self, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
 
     return forward
+
+
+def keep_rows(upstream: Any) -> Any:
+    """Correction for PrefillCudaGraphRunner.load_batch: complete rows reach the graph's input as they are.
+
+    Upstream replaces each request's last row by the embedding of its shifted id, which is no image's row, and does so
+    in the middle of a long function. Here the last rows are put back into the graph's input afterwards.
+    """
+
+    def load_batch(self: Any, forward_batch: Any, **kwargs: Any) -> Any:
+        rows = forward_batch.mm_input_embeds
+        if rows is None or not getattr(forward_batch.spec_info, _ROWS_READY, False):
+            return upstream(self, forward_batch, **kwargs)
+        last = (forward_batch.extend_start_loc + forward_batch.extend_seq_lens - 1).long()
+        tails = rows[last]  # a copy: upstream writes into rows
+        loaded = upstream(self, forward_batch, **kwargs)
+        self.buffer_registry.get_slot("input_embeds").buffer[: rows.shape[0]][last] = tails
+        return loaded
+
+    return load_batch
 
 
 def _forward_batch(worker: Any, batch: Any, hidden_states: Tensor, kv_loc_plan: Any) -> Any:

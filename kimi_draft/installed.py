@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 def corrections() -> list[Correction]:
     """The corrections for this host and for the variant that the environment asks for."""
-    from kimi_draft.draft_extend import draft_extend_for_prefill, take_rows
+    from kimi_draft.draft_extend import draft_extend_for_prefill, keep_rows, take_rows
 
     todo = list(STATS_CORRECTIONS)
     variant = current()
@@ -30,6 +30,12 @@ def corrections() -> list[Correction]:
                 "sglang.srt.models.kimi_k25_eagle3:Eagle3MLAModel.forward",
                 "kimi_k25_eagle3.py:270: fills last rows under a condition of its own",
                 take_rows,
+            ),
+            Correction(
+                "graph-rows",
+                "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.load_batch",
+                "prefill_cuda_graph_runner.py:1900: overwrites last rows, those that an image follows included",
+                keep_rows,
             ),
         ]
     if is_cpu_host():

@@ -3,6 +3,7 @@
 A control file (path in KIMI_TEST_CONTROL) says what is on, so that one engine serves all tests:
 - "variant": which rows the draft gets, as KIMI_DRAFT_VARIANT would choose at start; what the draft makes of each
   request's last row goes to <control>.drafts;
+- "trial": hands the variant a batch that no scheduler makes (trials.py);
 - "chunked": "unnamed" takes the batch's only hint at its unfinished request away;
 - "attention": "check" recomputes every attention call from a log keyed by (request, position), never looking at cache
   slots, and appends the largest difference to <control>.attention; "corrupt" does so after taking the newest key away
@@ -19,6 +20,7 @@ import torch
 
 from kimi_draft import processes
 from kimi_draft.corrections import Correction
+from tests.engine import trials
 
 CONTROL = "KIMI_TEST_CONTROL"
 
@@ -50,12 +52,19 @@ def _switch_variant(corrected: Any) -> Any:
         return draft_extend_for_prefill(row_function(variant), tail_function(variant))(upstream)
 
     @functools.wraps(corrected)
-    def _draft_extend_for_prefill(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def _draft_extend_for_prefill(self: Any, batch: Any, *args: Any) -> Any:
         settings = control()
+        extend = of(Variant(settings.get("variant", "corrected")))
         if settings.get("chunked") == "unnamed":
             # What a scheduler does that cuts more requests than the one SGLang's batch has a field for.
             batch.chunked_req = batch.chunked_req_next_prompt_token = None
-        result = of(Variant(settings.get("variant", "corrected")))(self, batch, *args, **kwargs)
+        if "trial" in settings:
+            hidden, sampled, embeds, _ = args
+            tried = trials.run(settings["trial"], extend, self, batch, hidden, sampled, embeds)
+            result = corrected(self, batch, *args)
+            tried.judge(os.environ[CONTROL] + ".trials")
+            return result
+        result = extend(self, batch, *args)
         records = [
             {"rid": req.rid, "hidden": hidden}
             for req, hidden in zip(batch.reqs, result.hidden_states.tolist(), strict=True)

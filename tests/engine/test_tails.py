@@ -1,6 +1,7 @@
 """What follows an unfinished prompt, on the real engine: cuts inside images, before them, and in resumed outputs."""
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -111,3 +112,45 @@ def test_an_unfinished_prompt_that_the_batch_does_not_name(bench: Bench, variant
     *cuts, end = rows(extends)
     assert len(cuts) == 3 and all(r["unfinished"] and (r["tail_error"] > WRONG) == wrong for r in cuts), cuts
     assert not end["unfinished"] and end["tail_error"] < WRONG
+
+
+def tried(bench: Bench, trial: str, variant: str, pictures: int) -> dict[str, Any]:
+    """What came of one batch with that many pictures."""
+    prompts = [f"{PLACEHOLDER}What is in {c}1?" for c in "ABCDEFGH"[:pictures]]
+    with (
+        bench.switched(variant=variant, trial=trial),
+        bench.records("rows") as true,
+        bench.records("trials") as records,
+    ):
+        bench.together(prompts, [[picture(300 + i, 56, 56)] for i in range(pictures)], BRIEF)
+    assert all(r["error"] < WRONG and r["tail_error"] < WRONG for r in rows(true))
+    (record,) = records
+    assert record["requests"] == pictures, "not one batch"
+    return record
+
+
+@pytest.mark.parametrize(
+    ("trial", "upstreams"),
+    [
+        ("empty_first", "The size of tensor a .* must match the size of tensor b"),
+        ("padded_target", "Sizes of tensors must match"),
+        ("images_unseen", None),  # last rows stay uninitialised
+    ],
+)
+def test_batches_that_no_scheduler_makes_today(bench: Bench, trial: str, upstreams: str | None) -> None:
+    ours, theirs = (tried(bench, trial, variant, 2) for variant in ("corrected", "upstream"))
+    assert ours["raised"] is None and ours["error"] < WRONG, ours
+    if upstreams is None:
+        assert theirs["error"] > WRONG, theirs
+    else:
+        assert re.match(upstreams, theirs["raised"]), theirs
+
+
+def test_the_work_ahead_of_the_draft_does_not_grow_with_the_batch(bench: Bench) -> None:
+    """Operations that make the rows; on a GPU each is a launch."""
+    few, many = (
+        {variant: tried(bench, "unchanged", variant, n)["launches"] for variant in ("corrected", "upstream")}
+        for n in (2, 8)
+    )
+    assert many["corrected"] == few["corrected"], (few, many)
+    assert many["upstream"] > few["upstream"] + 6 * 2, (few, many)

@@ -1,9 +1,11 @@
 """Which corrections a scheduler process gets, and the one function that puts them in place."""
 
 import logging
+from typing import Any
 
 from kimi_draft.corrections import Correction, check_version, install_and_verify
 from kimi_draft.cpu import is_cpu_host
+from kimi_draft.refusals import refuse_unsupported
 from kimi_draft.rows_check import check_corrections
 from kimi_draft.stats import STATS_CORRECTIONS
 from kimi_draft.variants import ENV, Variant, current, row_function, tail_function
@@ -45,14 +47,16 @@ def corrections() -> list[Correction]:
     return todo
 
 
-def install_in_scheduler() -> None:
-    """Install and verify everything in this process, before the scheduler is built. Idempotent.
+def install_in_scheduler(server_args: Any) -> None:
+    """Install and verify everything in this process, before the scheduler of these ServerArgs is built. Idempotent.
 
     Raises:
+        UnsupportedDraft: target, draft and layout do not work together.
         CorrectionError: wrong SGLang version, or a correction that did not take effect.
         ValueError: an unknown KIMI_DRAFT_VARIANT.
     """
     check_version()
+    refuse_unsupported(server_args)
     variant = current()
     if variant is not Variant.CORRECTED:
         log.warning("%s=%s: the draft runs WITHOUT the correction; for measurements only.", ENV, variant)

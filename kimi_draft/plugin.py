@@ -32,7 +32,7 @@ def _corrected(construct: Any) -> Any:
         if server_args.speculative_algorithm or cpu.is_cpu_host():
             from kimi_draft.installed import install_in_scheduler
 
-            install_in_scheduler()
+            install_in_scheduler(server_args)
         construct(self, server_args, *args, **kwargs)
 
     __init__.kimi_plugin = True  # type: ignore[attr-defined]

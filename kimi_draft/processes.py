@@ -52,7 +52,7 @@ def run_scheduler_process(
         from kimi_draft.installed import install_in_scheduler
 
         load_plugins()
-        install_in_scheduler()
+        install_in_scheduler(server_args)
         _report_failures(scheduler.Scheduler, pipe_writer)
     except Exception as error:
         log.exception("The scheduler process could not be prepared")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -64,6 +65,23 @@ def unloadable() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(paths.draft_dir() / "config.json", folder)
         return start(draft=folder)
+
+
+def narrow_draft() -> dict[str, Any]:
+    """A draft of another width than the target's, as SGLang allows for text."""
+    from kimi_draft.tiny import paths
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = json.loads((paths.draft_dir() / "config.json").read_text())
+        config |= {"target_hidden_size": config["hidden_size"], "hidden_size": config["hidden_size"] // 2}
+        Path(folder, "config.json").write_text(json.dumps(config))
+        return start(draft=folder)
+
+
+def pipeline_parallel() -> dict[str, Any]:
+    """As SGLang lets it through: under the name EAGLE, and with this set. EAGLE3 it refuses by itself."""
+    os.environ["SGLANG_ENABLE_PP_SPEC"] = "1"
+    return start(pp_size=2, speculative_algorithm="EAGLE")
 
 
 def tree_in_a_thread() -> dict[str, Any]:

@@ -35,6 +35,11 @@ def run(name: str) -> dict[str, Any]:
             "unloadable",
             "StartupError: the scheduler of rank 0 did not start: RuntimeError: Cannot find any model weights",
         ),
+        (
+            "narrow_draft",
+            r"StartupError: .*UnsupportedDraft: the draft's hidden_size is \d+ and the target's \d+: image rows",
+        ),
+        ("pipeline_parallel", r"StartupError: .*UnsupportedDraft: pp_size=2: .* never sees the images' rows"),
         ("rejection_sampling", "ValueError: speculative_use_rejection_sampling needs a GPU"),
         ("wrong_version", "CorrectionError: SGLang 0.5.23 is installed; kimi_draft corrects SGLang 0.5.22"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -94,6 +95,9 @@ def running(config: Config, progress: Progress = lambda _: None, ready_timeout_s
 
     from deployments.app import build
 
+    # This terminal is ours: Ray's notices (a controller that is gone while we stop, say) go to its log files.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     progress("starting Ray")
     ray.init(
         address="local",

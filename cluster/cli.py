@@ -51,6 +51,7 @@ def serve(
     from cluster import local
 
     stop = threading.Event()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # while starting, as Ctrl-C: everything is stopped again
     with _clear_errors():
         config = local.load(file, port)
         said = ""

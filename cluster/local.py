@@ -22,7 +22,6 @@ Progress = Callable[[str], None]
 # Ray talks to nobody; a worker that dies says so in our log, not in a pop-up of its own.
 RAY_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_COLOR_PREFIX": "0",

@@ -31,6 +31,7 @@ class Cluster:
             "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{self.dashboard}",
             "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self.dashboard}",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",  # the test asks the REST API without a token
         }
         command = [
             str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1",

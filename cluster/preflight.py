@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 GIB = 2**30
-ENGINE_GIB = 3.2  # one CPU engine: replica 1.1, scheduler 1.2, detokenizer 0.9 (docs/log.md)
+ENGINE_GIB = 3.2  # one CPU engine: replica, scheduler and detokenizer, about 1 GiB each (docs/log.md)
 BASE_GIB = 1.5  # Ray and the router
 
 

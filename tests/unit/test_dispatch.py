@@ -87,11 +87,19 @@ async def settle(condition: Callable[[], bool]) -> None:
 
 
 async def test_an_answer_comes_with_its_kimi_object_and_its_release_is_no_cancel() -> None:
-    handle = Handle(answers)
+    released = asyncio.Event()
+
+    async def ends_late(members: list[tuple[str, dict[str, Any]]], replica: str) -> AsyncIterator[Any]:
+        yield [(0, ("first",)), (0, ("answer", {"text": replica}, dict(INFO)))]
+        await released.wait()
+        yield [(0, ("end",))]
+
+    handle = Handle(ends_late)
     d = dispatcher(handle, "a")
     pending = submit(d)
     event = await d.next_event(pending)
     d.release(pending)
+    released.set()
     assert event[0] == "answer"
     assert event[1]["kimi"]["replica"] == "a"
     assert event[1]["kimi"]["group_size"] == 1
